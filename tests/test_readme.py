@@ -16,7 +16,7 @@ from hyfreedp.experiments.benchmark import goals
 from hyfreedp.experiments.book import notebooks
 from hyfreedp.experiments.store import verdicts
 from hyfreedp.experiments.store.verdicts import Whose
-from hyfreedp.experiments.studies import persons
+from hyfreedp.experiments.studies import loss_noise, persons
 from hyfreedp.experiments.tables import image_classification, language_generation, looks, small_tasks
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -72,8 +72,9 @@ def test_the_boards_are_those_of_the_notebooks():
     pages = [notebooks.page(source, ROOT / "docs") for source in notebooks.sources()]
     boards = [verdicts.scoreboard(pages, whose) for whose in get_args(Whose)]
     assert all(board in page for board in boards)
-    judging = [source for source in notebooks.sources() if "\nverdict(" in source.read_text(encoding="utf-8")]
-    assert boards[0].count(".ipynb") == len(judging) > 10
+    judging = {source.stem for source in notebooks.sources() if "\nverdict(" in source.read_text(encoding="utf-8")}
+    assert set(re.findall(r"(\w+)\.ipynb", "".join(boards))) == judging and len(judging) > 10
+    assert loss_noise.markdown(pd.read_csv(loss_noise.TABLE)) in page
 
 
 def image_table(rows):
@@ -82,6 +83,12 @@ def image_table(rows):
 
 def image_places(rows):
     return image_classification.markdown_by_place(image_classification.whole_places(rows.assign(profile="desktop")))
+
+
+def image_data_sets(rows):
+    digits = pd.read_csv(ROOT / "data" / "results" / "laptop" / "image_classification.csv").assign(profile="laptop")
+    images = image_classification.whole_places(rows.assign(profile="desktop"))
+    return image_classification.markdown_by_data_set(pd.concat([images, digits], ignore_index=True))
 
 
 def text_table(rows):
@@ -101,6 +108,7 @@ def test_the_looks_are_those_of_the_record():
         ("laptop/accuracy", small_tasks.markdown),
         ("laptop/image_classification", image_table),
         ("desktop/image_classification", image_places),
+        ("desktop/image_classification", image_data_sets),
         ("desktop/language_generation", text_table),
         ("laptop/persons", persons.markdown),
         ("laptop/efficiency", goals.markdown),

@@ -4,13 +4,17 @@ import json
 import math
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from hyfreedp.experiments.store import verdicts
+from hyfreedp.experiments.benchmark import efficiency
+from hyfreedp.experiments.store import plots, verdicts
+from hyfreedp.experiments.store.paths import RESULTS, ROOT
 from hyfreedp.experiments.store.verdicts import Verdict, scoreboard, verdict
+from hyfreedp.experiments.tables import control, image_classification, looks, paper, small_tasks
 
 pytestmark = pytest.mark.usefixtures("figure_style")
 
@@ -32,10 +36,26 @@ def test_they_are_written_down_and_collected(workspace, capsys):
     board = scoreboard(["../notebooks/00_first.ipynb", "../notebooks/01_second.ipynb"], "the paper's").splitlines()
     assert board[2:] == [
         "| [01](../notebooks/01_second.ipynb) | A | **reproduced** | one in two |",
-        '|  | "B", b | **fails here** | 3.1 > 3 |',
+        '| [01](../notebooks/01_second.ipynb) | "B", b | **fails here** | 3.1 > 3 |',
     ]
     apart = scoreboard(["../notebooks/00_first.ipynb", "../notebooks/01_second.ipynb"], "ours").splitlines()
     assert apart[2:] == ["| [01](../notebooks/01_second.ipynb) | C | **not shown** | one |"]
+
+
+def test_the_cases_of_a_claim_are_gathered_from_all_notebooks(workspace):
+    made = {
+        "01_first": [Verdict("A", "reproduced", "1", case="far"), Verdict("B", "fails here", "2", case="near")],
+        "02_second": [Verdict("A", "not shown", "3", case="near"), Verdict("B", "fails here", "4", case="far")],
+    }
+    for name, found in made.items():
+        verdict(name, found, parameters={"profile": "smoke"}, inputs=[])
+    workspace.output("smoke").rename(workspace.figures)
+    board = scoreboard(["01_first.ipynb", "02_second.ipynb"], "the paper's").splitlines()[2:]
+    links = "[01](01_first.ipynb), [02](02_second.ipynb)"
+    assert board == [
+        f"| {links} | A | **not shown** | far: **reproduced**, 1<br>near: 3 |",
+        f"| {links} | B | **fails here** | near: 2<br>far: 4 |",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -48,9 +68,17 @@ def test_they_are_written_down_and_collected(workspace, capsys):
     ],
 )
 def test_a_claim_about_a_mean_is_judged_by_its_whole_interval(values, mark, outcome):
-    found, words = verdicts.over_places(values, mark)
-    assert found == outcome and words.startswith(f"mean of {len(values)} place")
-    assert ("4 places would decide" in words) == (len(values) > 1 and outcome == "not shown")
+    found, words = verdicts.over_data_sets(pd.Series(values, list("abc")[: len(values)]), mark)
+    assert found == outcome and words.startswith("a +0.1")
+    assert ("4 data sets would decide" in words) == (len(values) > 1 and outcome == "not shown")
+
+
+@given(st.lists(st.floats(-5, 5), min_size=1, max_size=6), st.integers(1, 9), st.floats(-5, 5))
+def test_more_places_of_a_data_set_say_nothing_new(values, places, mark):
+    """Else one could prove anything by more budgets of the same images."""
+    once = pd.Series(values, [str(place) for place in range(len(values))])
+    again = pd.concat([once, *[once[:1]] * places])
+    assert verdicts.over_data_sets(again, mark)[0] == verdicts.over_data_sets(once, mark)[0]
 
 
 @given(st.lists(st.floats(-5, 5), min_size=2, max_size=9), st.floats(-5, 5))
@@ -60,3 +88,41 @@ def test_so_many_places_decide_as_are_said_to(values, mark):
         spread = np.std(values, ddof=1)
         halves = [stats.t.ppf(0.975, n - 1) * spread / math.sqrt(n) for n in (needed, max(2, needed - 1))]
         assert halves[0] < abs(np.mean(values) - mark) and (needed == 2 or abs(np.mean(values) - mark) <= halves[1])
+
+
+def test_every_row_of_a_record_says_its_version_and_date():
+    for path in sorted((ROOT / "data" / "results").glob("*/*.csv")):
+        rows = pd.read_csv(path, low_memory=False)
+        version = "version_hyfreedp" if "version_hyfreedp" in rows else "hyfreedp"
+        assert rows[[version, "date"]].dropna(how="any").shape[0] == len(rows), path
+
+
+def test_figures_are_of_the_records_of_today():
+    made = {path.stem: json.loads(path.read_text()) for path in (ROOT / "figures").glob("*_*.json")}
+    found = {name: one.get("records", {}) for name, one in made.items() if name != "made_with"}
+    assert sum(map(bool, found.values())) > 10
+    for name, records in found.items():
+        stale = [record for record, digest in records.items() if plots.digest(ROOT / record) != digest]
+        assert not stale, f"execute notebook {name[:2]} again: it was made of other {stale}"
+
+
+def recomputed():
+    """The verdicts that follow from committed tables alone, by notebook."""
+    profiles = ("desktop", "laptop")
+    tables = {name: pd.read_csv(RESULTS / name / "image_classification.csv").assign(profile=name) for name in profiles}
+    rows = pd.concat([image_classification.whole_places(tables["desktop"]), tables["laptop"]], ignore_index=True)
+    found = pd.concat([control.compared(name) for name in profiles], ignore_index=True)
+    decided = image_classification.on_the_board(image_classification.judged(rows))
+    yield "06_image_classification", [*decided, *control.cases(found), control.against_ours(found, rows)]
+    times = pd.read_csv(RESULTS / "laptop" / "efficiency.csv")
+    compared = efficiency.beside_paper(paper.load("eff"), {"record": times}, "cpu")
+    yield "08_efficiency", efficiency.judged(times, compared, "record")
+    small = small_tasks.judged(small_tasks.gaps(pd.read_csv(RESULTS / "laptop" / "accuracy.csv")))
+    today = pd.read_csv(RESULTS / "laptop" / "looks.csv")
+    yield "12_first_run", small + looks.judged(looks.gaps(looks.places(), today))
+
+
+@pytest.mark.parametrize(("name", "decided"), recomputed(), ids=lambda one: one if isinstance(one, str) else "")
+def test_the_committed_verdicts_follow_from_the_records(name, decided):
+    committed = pd.read_csv(ROOT / "figures" / f"{name}_verdict.csv").fillna({"case": ""})
+    assert [Verdict(**row) for row in committed.to_dict("records")] == decided

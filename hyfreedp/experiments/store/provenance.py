@@ -39,14 +39,14 @@ def with_versions(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def versions_of(rows: pd.DataFrame, by: str) -> str:
-    """In a line, of which versions the rows of a table are, and which of its values of ``by`` are of which."""
+    """In a line: how many numbers of a table are of which version, and which values of ``by`` wholly of a rarer one."""
     rows = rows.dropna(subset="version_hyfreedp")
-    found = {version: list(dict.fromkeys(part[by])) for version, part in rows.groupby("version_hyfreedp")}
-    if len(found) == 1:
-        return f"All rows are of version {next(iter(found))}."
-    most = max(found, key=lambda version: len(found[version]))
-    rest = [f"{version}: {', '.join(map(str, names))}" for version, names in found.items() if version != most]
-    return f"Version {most}, but for {'; '.join(rest)}."
+    counts, whole = rows.version_hyfreedp.value_counts(), rows.groupby(by, sort=False).version_hyfreedp.agg(set)
+    told = []
+    for one, number in counts.items():
+        names = [str(name) for name, found in whole.items() if found == {one} and one != counts.index[0]]
+        told.append(f"{one} ({number:,}{': all of ' * bool(names)}{', '.join(names)})")
+    return f"Versions, with their numbers of runs: {'; '.join(told)}."
 
 
 def commit() -> str:

@@ -267,8 +267,8 @@ def markdown_by_place(rows: pd.DataFrame) -> str:
     """Mean accuracy in percent of every method, a column each, at every place, as docs/results.md prints it."""
     means = 100 * rows.groupby([*PLACE, "row"], sort=False).accuracy.mean()
     names = [name for name in ROWS if name in set(rows.row)]
-    titles = " | ".join(ROWS[name].title for name in names)
-    lines = [f"| Data | trained | epsilon | {titles} |", f"| --- | --- | --- |{' --- |' * len(names)}"]
+    columns = " | ".join(ROWS[name].title for name in names)
+    lines = [f"| Data | trained | epsilon | {columns} |", f"| --- | --- | --- |{' --- |' * len(names)}"]
     for place in dict.fromkeys(rows[PLACE].itertuples(index=False, name=None)):
         _, task, model, tuning, epsilon = place
         values = [means.get((*place, name), math.nan) for name in names]
