@@ -133,7 +133,8 @@ axis.set_xticks([-80, -40, -20, -10, -5, -2, 0, 2, 5], ["-80", "-40", "-20", "-1
 axis.set_xlabel("points of test accuracy to the best grid search, private places")
 axis.set_yticks(order, [ROWS[name].title + ("" if ROWS[name].covered else " *") for name in whole.index])
 axis.invert_yaxis()
-axis.set_title("Four data sets decide little: nearly every interval reaches across zero")
+across = int(((whole.low < 0) & (whole.high > 0)).sum())
+axis.set_title(f"{by_data_set.shape[1]} data sets decide little: {across} of {len(whole)} intervals reach across zero")
 plots.shared_legend(figure, [axis], ncols=3)
 
 # %%
@@ -205,7 +206,16 @@ if controls:
     drawn = drawn.assign(
         place=data + "\n" + drawn.tuning, name=drawn.method.map({name: one.title for name, one in METHODS.items()})
     )
-    looks = {"hue": "name", "style": "name", "markers": True, "kind": "line", "height": 2.8, "aspect": 0.65}
+    colours = [style["color"] for style in plots.SERIES[: drawn.name.nunique()]]
+    looks = {
+        "hue": "name",
+        "style": "name",
+        "palette": colours,
+        "markers": True,
+        "kind": "line",
+        "height": 2.8,
+        "aspect": 0.65,
+    }
     grid = sns.relplot(drawn, x="first_rate", y="points", col="place", **looks)
     grid.set(xscale="log", xlabel="first rate", ylabel="points to the grid search").set_titles("{col_name}")
     grid.refline(y=0, linestyle="-")

@@ -93,6 +93,7 @@ def test_so_many_places_decide_as_are_said_to(values, mark):
 def test_every_row_of_a_record_says_its_version_and_date():
     for path in sorted((ROOT / "data" / "results").glob("*/*.csv")):
         rows = pd.read_csv(path, low_memory=False)
+        rows = rows.dropna(subset="accuracy") if "accuracy" in rows else rows  # of a table, what is not missing
         version = "version_hyfreedp" if "version_hyfreedp" in rows else "hyfreedp"
         assert rows[[version, "date"]].dropna(how="any").shape[0] == len(rows), path
 
@@ -122,7 +123,7 @@ def recomputed():
     yield "12_first_run", small + looks.judged(looks.gaps(looks.places(), today))
 
 
-@pytest.mark.parametrize(("name", "decided"), recomputed(), ids=lambda one: one if isinstance(one, str) else "")
-def test_the_committed_verdicts_follow_from_the_records(name, decided):
-    committed = pd.read_csv(ROOT / "figures" / f"{name}_verdict.csv").fillna({"case": ""})
-    assert [Verdict(**row) for row in committed.to_dict("records")] == decided
+def test_the_committed_verdicts_follow_from_the_records():
+    for name, decided in recomputed():
+        committed = pd.read_csv(ROOT / "figures" / f"{name}_verdict.csv", keep_default_na=False)
+        assert [Verdict(**row) for row in committed.to_dict("records")] == decided, name

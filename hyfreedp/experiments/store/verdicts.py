@@ -98,7 +98,7 @@ def over_data_sets(values: pd.Series, least: float = -math.inf, most: float = ma
     words += f", 95 % interval {low:+.1f} to {high:+.1f} over {len(means)} data sets" if len(means) > 2 else ""
     needed = would_decide(list(means), least if math.isfinite(least) else most)
     if outcome == "not shown" and needed:
-        words += f"; {needed} data sets would decide"
+        words += f"; {needed if needed <= 100 else 'more than 100'} data sets would decide"
     return outcome, words
 
 
@@ -149,7 +149,7 @@ def scoreboard(pages: Sequence[str], whose: Whose) -> str:
     for page in pages:
         path = workspace().figures / f"{PurePath(page).stem}_verdict.csv"
         if path.exists():
-            tables.append(pd.read_csv(path).fillna({"case": ""}).assign(page=page))
+            tables.append(pd.read_csv(path, keep_default_na=False).assign(page=page))
     lines = ["| | Claim | Verdict | The numbers that decide |", "| --- | --- | --- | --- |"]
     rows = pd.concat(tables) if tables else pd.DataFrame(columns=["whose", "claim"])
     for claim, cases in rows[rows.whose == whose].groupby("claim", sort=False):
