@@ -52,12 +52,13 @@ import pandas as pd
 import seaborn as sns
 from IPython.display import display
 
+from hyfreedp import clipping_bias
 from hyfreedp.experiments.audits import attack
 from hyfreedp.experiments.book.answers import truth
 from hyfreedp.experiments.book.exercises import check
 from hyfreedp.experiments.store import plots
 from hyfreedp.experiments.store.paths import CELLS
-from hyfreedp.experiments.store.verdicts import Verdict, by_attack, by_interval, mean_interval, verdict
+from hyfreedp.experiments.store.verdicts import Verdict, by_attack, by_interval, by_row, mean_interval, verdict
 from hyfreedp.experiments.studies import bias_variance, landscape, loss_noise
 from hyfreedp.experiments.tasks.registry import TASKS
 
@@ -276,6 +277,15 @@ plots.save(
 
 # %%
 decided = [loss_noise.magnitudes(), loss_noise.more_points()]
+bias = pd.DataFrame(0.0, index=sizes["stages"], columns=["L", "sum"])  # of the mean loss, means over runs
+for stage in bias.index:
+    for one in close:
+        losses = landscape.losses_of(one, stage, "batch")
+        cuts = np.array([losses[1].mean(), losses.mean(axis=1).sum()])
+        bias.loc[stage] += clipping_bias(losses[1], cuts) / losses[1].mean() / len(close)
+told = ", ".join(f"{row['sum']:.0%} at step {stage} (at R_l = L {row['L']:.0%})" for stage, row in bias.iterrows())
+claim = "§ 4.1: R_l at the sum of three losses avoids the clipping bias"
+decided.append(Verdict(claim, by_row(list(bias["sum"] <= 0.05)), f"of the mean loss it is {told}"))
 for (distance, name), runs in table.groupby(["distance", "noise"], sort=False):
     case, mean = f"h = {distance}, noise {noises[name]:.2%} of R_l ({name})", runs.mean()
     best = runs[["R_l = L", "sum of three"]].mean().idxmax()

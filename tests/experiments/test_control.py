@@ -5,6 +5,7 @@ import pytest
 from hyfreedp.experiments.accounting_of_the_paper import SOUND, Counting
 from hyfreedp.experiments.runs.spec import Spec
 from hyfreedp.experiments.runs.train import make_run
+from hyfreedp.experiments.studies import loss_noise
 
 
 @pytest.mark.filterwarnings("ignore:split was made elsewhere")
@@ -18,5 +19,8 @@ def test_a_claimed_run_has_the_noise_of_algorithm_2_and_tells_what_it_really_spe
     bare, _ = make_run(Spec(method="paper_noiseless_losses", **settings))
     assert bare.split.sigma_gradient == claimed.split.sigma_gradient and not bare.guarantee
     assert bare.split.sigma_loss == claimed.split.sigma_loss / 1e6
+    recorded = loss_noise.recorded().loc["digits, MLP", 8.0]
+    assert 100 * claimed.split.sigma_loss / 500 == pytest.approx(recorded.claimed_percent, rel=1e-4)
+    assert 100 * sound.split.sigma_loss / 500 == pytest.approx(recorded.sound_percent, rel=1e-4)
     free, _ = make_run(Spec(method="paper_claimed", **settings | {"epsilon": float("inf")}))
     assert free.split.sigma_loss == 0

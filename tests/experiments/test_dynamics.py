@@ -79,3 +79,23 @@ def test_the_record_of_fine_tuning_holds_the_steps_of_its_runs(tmp_path):
     pd.testing.assert_frame_equal(pd.read_csv(table), rows, check_dtype=False)
     waiting = dynamics.runs(scale, lambda spec: None)
     assert "tuned by hand" not in waiting and len(waiting) == 4
+
+
+def test_what_arithmetic_forbids_is_no_case_of_the_figures_claims():
+    """100 steps from 1e-4: only K = 1 can reach 0.01, so that nothing is said of the other K."""
+
+    def run(start, series, accuracy, eta):
+        steps = pd.DataFrame({"step": range(100), "eta": eta, "test_accuracy": accuracy, "seed": 0})
+        shape = [5, 9, *np.linspace(8, 1, 98)] if series.startswith("K") else np.nan
+        return steps.assign(start=start, series=series, loss_threshold=shape)
+
+    scores = {"K = 1": 0.90, "K = 5": 0.92, "K = 10": 0.95, "tuned": 0.91}
+    far, near = (
+        pd.concat([run(start, name, score, rate) for name, score in scores.items()], ignore_index=True)
+        for start, rate in (("digits, from 0.0001", 0.01), ("CIFAR-10, from 0.01", 0.01))
+    )
+    decided = {one.claim: one for one in dynamics.judged(far)}
+    assert decided[dynamics.CLOSE].number.startswith("digits -1.0 points") and len(decided) == 1
+    decided = {one.claim: one for one in dynamics.judged(far, near)}
+    assert "CIFAR-10 -5.0 points" in decided['Fig. "train curve": K = 1 converges best'].number
+    assert decided['Fig. "train curve": thresholds peak early and decrease'].outcome == "reproduced"
