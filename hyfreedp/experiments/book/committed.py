@@ -21,9 +21,10 @@ from hyfreedp.experiments.store import archive
 from hyfreedp.experiments.store.files import replacing, write_text
 from hyfreedp.experiments.store.paths import workspace
 from hyfreedp.experiments.store.provenance import environment
+from hyfreedp.experiments.store.verdicts import scoreboard
 
 # Whatever lies elsewhere is a source: it must be committed before outputs are made of it.
-_OUTPUTS = ("figures/**", "notebooks/**/*.ipynb")
+_OUTPUTS = ("figures/**", "notebooks/**/*.ipynb", "docs/verdicts.md")
 
 
 def compare(theirs: Path, ours: Path, made: Sequence[str]) -> str:
@@ -67,6 +68,18 @@ def update(selected: Sequence[Path]) -> None:
         known = json.loads(record.read_text(encoding="utf-8")) if record.exists() else {}
         known[source.stem] = environment()
         write_text(record, json.dumps(known, indent=1, sort_keys=True) + "\n")
+    if (page := here.root / "docs" / "verdicts.md").exists():
+        write_text(page, with_boards(page))
+
+
+def with_boards(page: Path) -> str:
+    """The text of docs/verdicts.md with the tables that follow from the committed verdicts."""
+    text, pages = page.read_text(encoding="utf-8"), [notebooks.page(one, page.parent) for one in notebooks.sources()]
+    for heading, whose in (("The paper's claims", "the paper's"), ("Ours", "ours")):
+        before, after = text.split(f"\n## {heading}\n\n")
+        rest = after.partition("\n\n")[2]  # behind the old table
+        text = f"{before}\n## {heading}\n\n{scoreboard(pages, whose)}\n" + (f"\n{rest}" if rest else "")
+    return text
 
 
 def uncommitted() -> list[str]:

@@ -151,15 +151,14 @@ def scoreboard(pages: Sequence[str], whose: Whose) -> str:
         if path.exists():
             tables.append(pd.read_csv(path, keep_default_na=False).assign(page=page))
     lines = ["| | Claim | Verdict | The numbers that decide |", "| --- | --- | --- | --- |"]
-    rows = pd.concat(tables) if tables else pd.DataFrame(columns=["whose", "claim"])
+    rows = pd.concat(tables).fillna({"case": ""}) if tables else pd.DataFrame(columns=["whose", "claim"])
     for claim, cases in rows[rows.whose == whose].groupby("claim", sort=False):
         links = ", ".join(f"[{PurePath(page).stem[:2]}]({page})" for page in dict.fromkeys(cases.page))
         shared = cases.outcome.iloc[0] if cases.outcome.nunique() == 1 else "not shown"
-        told = [
-            f"{one.case}: {'' if one.outcome == shared else f'**{one.outcome}**, '}{one.number}"
-            if one.case
-            else one.number
-            for one in cases.itertuples()
-        ]
+        told = []
+        for one in cases.itertuples():
+            case = f"{one.case}: " if one.case else ""
+            own = "" if one.outcome == shared else f"**{one.outcome}**, "
+            told.append(f"{case}{own}{one.number}")
         lines.append(f"| {links} | {claim} | **{shared}** | {'<br>'.join(told)} |")
     return "\n".join(lines)
