@@ -21,7 +21,7 @@ from hyfreedp.experiments.store import archive
 from hyfreedp.experiments.store.files import replacing, write_text
 from hyfreedp.experiments.store.paths import workspace
 from hyfreedp.experiments.store.provenance import environment
-from hyfreedp.experiments.store.verdicts import scoreboard
+from hyfreedp.experiments.store.verdicts import Whose, scoreboard
 
 # Whatever lies elsewhere is a source: it must be committed before outputs are made of it.
 _OUTPUTS = ("figures/**", "notebooks/**/*.ipynb", "docs/verdicts.md")
@@ -75,7 +75,8 @@ def update(selected: Sequence[Path]) -> None:
 def with_boards(page: Path) -> str:
     """The text of docs/verdicts.md with the tables that follow from the committed verdicts."""
     text, pages = page.read_text(encoding="utf-8"), [notebooks.page(one, page.parent) for one in notebooks.sources()]
-    for heading, whose in (("The paper's claims", "the paper's"), ("Ours", "ours")):
+    headings: dict[str, Whose] = {"The paper's claims": "the paper's", "Ours": "ours"}
+    for heading, whose in headings.items():
         before, after = text.split(f"\n## {heading}\n\n")
         rest = after.partition("\n\n")[2]  # behind the old table
         text = f"{before}\n## {heading}\n\n{scoreboard(pages, whose)}\n" + (f"\n{rest}" if rest else "")
