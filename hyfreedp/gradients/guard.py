@@ -21,6 +21,9 @@ from hyfreedp.errors import Refused
 from hyfreedp.pytorch.layers import layers_of
 
 Place = tuple[nn.Module, str]
+Contents = tuple[dict[str, Any], dict[str, tuple[Any, Any]]]
+_CONTAINERS = (dict, list, set)
+_REGISTRIES = ("_parameters", "_buffers", "_modules")
 
 
 class ModelGuard:
@@ -42,7 +45,7 @@ class ModelGuard:
         """
         layers = layers_of(self._module)
         scripts = torch.jit.ScriptModule  # these keep their attributes elsewhere
-        attributes = {layer: _contents(vars(layer)) for layer in layers if not isinstance(layer, scripts)}
+        contents = {layer: _contents(layer) for layer in layers if not isinstance(layer, scripts)}
         extra = {layer: _pickled(layer) for layer in layers if _defines(layer, "get_extra_state")}
         buffers, parameters = _tensors(layers, "_buffers"), _tensors(layers, "_parameters")
         tensors = buffers | parameters
@@ -52,7 +55,7 @@ class ModelGuard:
         try:
             yield
         finally:
-            changed = _put_back(attributes) + _put_back_extra(extra)
+            changed = _put_back(contents) + _put_back_extra(extra)
             for (place, tensor), version in zip(tensors.items(), versions, strict=True):
                 if tensor._version == version and not (by_value and _bits_differ(tensor, copies[place])):
                     continue
@@ -75,43 +78,46 @@ class ModelGuard:
             )
 
 
-def _contents(attributes: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """The attributes of a layer, each with a copy if it is a list, set or dictionary, else with None."""
-    return {name: (v, v.copy() if isinstance(v, dict | list | set) else None) for name, v in attributes.items()}
+def _contents(layer: nn.Module) -> Contents:
+    """The attributes of a layer, and those that are lists, sets or dictionaries, each with a copy."""
+    attributes = dict(vars(layer))
+    containers = {name: v for name, v in attributes.items() if isinstance(v, _CONTAINERS)}
+    return attributes, {name: (v, v.copy() if v else ()) for name, v in containers.items()}
 
 
-def _put_back(attributes: dict[nn.Module, dict[str, tuple[Any, Any]]]) -> list[Place]:
+def _put_back(contents: dict[nn.Module, Contents]) -> list[Place]:
     """Restore attributes and their contents; returns parameters, persistent buffers and layers that were replaced."""
     changed = []
-    for layer, kept in attributes.items():
-        for registry in ("_parameters", "_buffers", "_modules"):
-            here, (_, before) = getattr(layer, registry), kept[registry]
-            names = [name for name in {**before, **here} if here.get(name) is not before.get(name)]
-            changed += [(layer, name) for name in names if name not in layer._non_persistent_buffers_set]
-        for value, content in kept.values():
-            if content is None or _same_contents(value, content):
-                continue
-            value.clear()
-            if isinstance(value, list):
-                value.extend(content)
-            else:
-                value.update(content)
+    for layer, (attributes, containers) in contents.items():
         now = vars(layer)
-        if len(now) != len(kept) or any(now.get(name) is not value for name, (value, _) in kept.items()):
+        for name, (container, before) in containers.items():
+            here = now.get(name, ())
+            if name in _REGISTRIES and not _same_contents(here, before):
+                old, new = dict(before), dict(here)
+                names = [name for name in old | new if old.get(name) is not new.get(name)]
+                changed += [(layer, name) for name in names if name not in layer._non_persistent_buffers_set]
+            if not _same_contents(container, before):
+                container.clear()
+                if isinstance(container, list):
+                    container.extend(before)
+                else:
+                    container.update(before)
+        if not _same_contents(now, attributes):
             now.clear()
-            now.update({name: value for name, (value, _) in kept.items()})
+            now.update(attributes)
     return changed
 
 
 def _same_contents(here: Any, before: Any) -> bool:
-    """Whether two lists, sets or dictionaries hold the same objects."""
+    """Whether two lists, sets or dictionaries hold the same objects, in the same order but for sets."""
+    if not here or not before:
+        return not here and not before
     if len(here) != len(before):
         return False
-    if isinstance(here, dict):
-        return all(name in here and here[name] is value for name, value in before.items())
     if isinstance(here, set):
-        return here == before
-    return all(map(operator.is_, here, before))
+        return bool(here == before)
+    same = all(map(operator.is_, here, before))  # of a dictionary these are the keys
+    return same and not (isinstance(here, dict) and any(map(operator.is_not, here.values(), before.values())))
 
 
 def _tensors(layers: Iterable[nn.Module], registry: str) -> dict[Place, Tensor]:

@@ -19,6 +19,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -258,9 +259,8 @@ class Pass(TorchFunctionMode):
         if trained:
             if getattr(func, "__name__", "") == "__get__" and not isinstance(result := func(*args), Tensor):
                 return result  # a size or a type
-            args, kwargs = tree_map(
-                lambda leaf: self._repeated(leaf) if self.is_trained(leaf) else leaf, (args, kwargs)
-            )
+            args = tuple([self._repeated(arg) for arg in args])
+            kwargs = {name: self._repeated(arg) for name, arg in kwargs.items()}
         result = func(*args, **kwargs)
         if self._own_factories and func in _FACTORIES and not is_wrapped(result):
             with self.level.left():
@@ -287,11 +287,14 @@ class Pass(TorchFunctionMode):
             self._decisions += 1
             return func(self.path[self._decisions - 1], *arguments)
 
-    def _repeated(self, p: Tensor) -> Tensor:
-        """A parameter for a use without a rule: an expanded copy for each sample; only its gradient takes memory."""
-        return self.of_sample(self._copy(p))
+    def _repeated(self, arg: Any) -> Any:
+        """An argument of a use without a rule: of a parameter an expanded copy for each sample."""
+        if self.is_trained(arg):
+            return self.of_sample(self._copy(arg))
+        return tree_map(self._repeated, arg) if isinstance(arg, (tuple, list, dict)) else arg
 
     def _copy(self, p: Tensor) -> Tensor:
+        """A leaf (B, *S), of which only the gradient takes memory."""
         if (copy := self._copies.get(id(p))) is None:
             with self.level.left(), torch.enable_grad():
                 copy = p.detach().expand(self.level.size, *p.shape).requires_grad_()
@@ -446,7 +449,7 @@ def _tensors(args: Any, kwargs: dict[str, Any]) -> list[Tensor]:
     for arg in (*args, *kwargs.values()) if kwargs else args:
         if isinstance(arg, Tensor):
             tensors.append(arg)
-        elif isinstance(arg, tuple | list | dict):
+        elif isinstance(arg, (tuple, list, dict)):
             tensors += [leaf for leaf in tree_leaves(arg) if isinstance(leaf, Tensor)]
     return tensors
 
@@ -462,10 +465,15 @@ def _written(func: Any, args: Any, kwargs: dict[str, Any]) -> list[Tensor]:
         given = {**dict(zip((one.name for one in func._schema.arguments), args, strict=False)), **kwargs}
         writes = [one.name for one in func._schema.arguments if one.alias_info is not None and one.alias_info.is_write]
         return _tensors([given.get(name) for name in writes], {})
+    if _is_in_place(func):
+        return _tensors([args[0], kwargs.get("out")], {})
+    return _tensors([kwargs["out"]], {}) if "out" in kwargs else []
+
+
+@lru_cache
+def _is_in_place(func: Any) -> bool:
     name = getattr(func, "__name__", "")
-    in_place = func is Tensor.__setitem__ or (name.endswith("_") and not name.endswith("__"))
-    first = args[:1] if in_place and func not in _REQUIRES_GRAD else ()
-    return _tensors([*first, kwargs.get("out")], {})
+    return func is Tensor.__setitem__ or (name.endswith("_") and not name.endswith("__") and func not in _REQUIRES_GRAD)
 
 
 def _agree(answers: Tensor, before: Tensor) -> bool:
@@ -483,16 +491,26 @@ def foreign_modes() -> bool:
 
 def _check_mappable(func: Any, args: Any, kwargs: dict[str, Any]) -> None:
     """Refuse operations that would give code which is not intercepted the tensors of all samples."""
-    given = (*args, *kwargs.values())
-    name = getattr(func, "__name__", "")
-    if name == "custom_function_call" or any(callable(arg) and not isinstance(arg, type) for arg in given):
-        raise Unmappable(f"{getattr(args[0], '__name__', name)}, whose own code would not be met")
-    if isinstance(func, OpOverload | OpOverloadPacket) and str(func).split(".")[0] not in _TORCH_NAMESPACES:
-        raise Unmappable(f"{func}, an operation of another library")
-    if func in _MISMAPPED or str(func).startswith("aten.as_strided"):
-        raise Unmappable(f"{name}, which functorch maps wrongly")
-    if name == "__set__" or func in _REACHES_STORAGE or (func in _EXPOSES_ALL_SAMPLES and is_wrapped(args[0])):
+    calls = any(callable(arg) and not isinstance(arg, type) for arg in (*args, *kwargs.values()))
+    if calls or getattr(func, "__name__", "") == "custom_function_call":
+        raise Unmappable(f"{getattr(args[0], '__name__', func)}, whose own code would not be met")
+    if (why := _why_unmappable(func)) is not None:
+        raise Unmappable(why)
+    if func in _EXPOSES_ALL_SAMPLES and is_wrapped(args[0]):
         raise Unmappable(f"{func} reaches a tensor's memory")
+
+
+@lru_cache
+def _why_unmappable(func: Any) -> str | None:
+    """Why no arguments of an operation can be mapped; None if some can."""
+    name = getattr(func, "__name__", "")
+    if isinstance(func, OpOverload | OpOverloadPacket) and str(func).split(".")[0] not in _TORCH_NAMESPACES:
+        return f"{func}, an operation of another library"
+    if func in _MISMAPPED or str(func).startswith("aten.as_strided"):
+        return f"{name}, which functorch maps wrongly"
+    if name == "__set__" or func in _REACHES_STORAGE:
+        return f"{func} reaches a tensor's memory"
+    return None
 
 
 @contextmanager
