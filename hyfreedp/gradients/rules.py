@@ -25,7 +25,7 @@ from hyfreedp.gradients.recurrent import cell_step, unrolled
 Result = Any  # a tensor, or NotImplemented
 
 
-def _given(one_pass: Pass, x: Tensor, *parameters: Tensor | None) -> Tensor | None:
+def given(one_pass: Pass, x: Tensor, *parameters: Tensor | None) -> Tensor | None:
     """The samples (B, ...) of x, if a parameter is trained and all samples share all parameters; else None."""
     if any(map(one_pass.is_trained, parameters)) and not any(map(is_wrapped, parameters)):
         return one_pass.samples(x)
@@ -37,7 +37,7 @@ def _given(one_pass: Pass, x: Tensor, *parameters: Tensor | None) -> Tensor | No
 
 @rule(F.linear)
 def _linear(one_pass: Pass, func: Any, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Result:
-    x = _given(one_pass, input, weight, bias)
+    x = given(one_pass, input, weight, bias)
     if x is None or x.dim() < 2 or weight.dim() != 2:
         return NotImplemented
     return _product(one_pass, x, weight, bias, transposed=False)
@@ -45,7 +45,7 @@ def _linear(one_pass: Pass, func: Any, input: Tensor, weight: Tensor, bias: Tens
 
 @rule(torch.addmm)
 def _addmm(one_pass: Pass, func: Any, input: Tensor, mat1: Tensor, mat2: Tensor, **scales: Any) -> Result:
-    x = _given(one_pass, mat1, mat2, input)
+    x = given(one_pass, mat1, mat2, input)
     if x is None or scales or input.dim() != 1:
         return NotImplemented
     return _product(one_pass, x, mat2, input, transposed=True)
@@ -53,7 +53,7 @@ def _addmm(one_pass: Pass, func: Any, input: Tensor, mat1: Tensor, mat2: Tensor,
 
 @rule(torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mm, Tensor.mm)
 def _matmul(one_pass: Pass, func: Any, input: Tensor, other: Tensor) -> Result:
-    x = None if one_pass.is_trained(input) else _given(one_pass, input, other)
+    x = None if one_pass.is_trained(input) else given(one_pass, input, other)
     if x is None or x.dim() < 3 or other.dim() != 2:
         return NotImplemented
     return _product(one_pass, x, other, None, transposed=True)
@@ -90,7 +90,7 @@ def _convolution(
     names = "stride padding output_padding groups dilation" if transposed else "stride padding dilation groups"
     sizes = dict(zip(names.split(), args, strict=False)) | named
     groups = sizes.get("groups", 1)
-    x = _given(one_pass, input, weight, bias)
+    x = given(one_pass, input, weight, bias)
     if x is None or x.dim() != weight.dim() + 1:  # an unbatched image
         return NotImplemented
     rows = x.shape[1]
@@ -138,7 +138,7 @@ def _embedding(
     one_pass: Pass, func: Any, input: Tensor, weight: Any, padding_idx: int | None = None, *args: Any, **named: Any
 ) -> Result:
     by_counts = args or named.get("max_norm") is not None or named.get("scale_grad_by_freq")
-    ids = None if by_counts else _given(one_pass, input, weight)
+    ids = None if by_counts else given(one_pass, input, weight)
     if ids is None and padding_idx is not None and one_pass.is_trained(weight):
         raise Unmappable("an embedding with padding whose gradients are scaled by counts")  # functorch ignores both
     if ids is None:
