@@ -69,7 +69,7 @@ def _group_norm(
 
     def call(x: Tensor) -> Tensor:
         nonlocal mean, rstd
-        y, mean, rstd = torch.native_group_norm(x, scale, shift, *sizes, eps)
+        y, mean, rstd = torch.ops.aten.native_group_norm(x, scale, shift, *sizes, eps)
         return y
 
     def of_samples(gradients: Tensor) -> Instantiated:
