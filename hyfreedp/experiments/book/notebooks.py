@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import json
 import os
 import subprocess
@@ -33,6 +34,8 @@ if not find_spec("hyfreedp"):  # a hosted notebook, as on Colab: takes PyTorch f
     %pip install -q torch --index-url https://download.pytorch.org/whl/cpu
     %pip install -q "./hyfreedp-course[notebooks]"
     %env HYFREEDP_ROOT=hyfreedp-course"""
+SAVES = "saves"  # of those that are added, run and dropped again
+ANSWER = "### Answer"  # heading of a prediction's code, output and answer, which open folded in Jupyter
 PROFILES = ("smoke", "laptop", "gpu", "paper")
 
 # Messages between this process and a kernel go over local TCP ports, which others on the machine may listen to.
@@ -88,6 +91,7 @@ def execute(source: Path, output: Path, parameters: dict[str, Any]) -> None:
     """Run one source with papermill and write the executed notebook, without machine-dependent metadata.
 
     Below its title and at its end it has a cell with the way to the notebooks before and after it, see :data:`LINKS`.
+    The figures and tables that its cells' metadata name are saved, see :func:`_add_saving`.
 
     Raises:
         papermill.PapermillExecutionError: a cell failed; ``output`` is left as it was.
@@ -95,6 +99,7 @@ def execute(source: Path, output: Path, parameters: dict[str, Any]) -> None:
     """
     notebook = jupytext.read(source)
     _add_links(notebook, source)
+    _add_saving(notebook, list(defaults(source)))
     with replacing(output) as temporary, tempfile.TemporaryFile() as written:
         nbformat.write(notebook, temporary)
         try:
@@ -176,10 +181,41 @@ def _add_links(notebook: nbformat.NotebookNode, source: Path) -> None:
     notebook.cells.append(nbformat.v4.new_markdown_cell(line, id="links-end", metadata=tag))
 
 
-def _clean(notebook: nbformat.NotebookNode) -> None:
-    """Drop what differs from run to run: papermill's paths and times, all but the last state of progress bars."""
-    notebook.metadata.pop("papermill", None)
+def _add_saving(notebook: nbformat.NotebookNode, parameters: list[str]) -> None:
+    """After each cell whose metadata name a ``figure`` or a ``table``, save the variable of that name under it.
+
+    The metadata's ``shows``, ``claim`` and ``inputs`` and the notebook's ``findings`` describe it, see ``plots.save``.
+    So the notebook itself needs no line for it.
+    """
+    cells = []
     for cell in notebook.cells:
+        cells.append(cell)
+        for kind, function in (("figure", "save"), ("table", "save_table")):
+            if kind in cell.metadata:
+                described = {name: cell.metadata.get(name, "") for name in ("shows", "claim")}
+                described["inputs"] = cell.metadata.get("inputs", [])
+                code = (
+                    "from hyfreedp.experiments.store import plots as _plots\n"
+                    f"_plots.{function}({kind}, {cell.metadata[kind]!r}, summary=findings, **{described!r}, "
+                    f"parameters={{_name: globals()[_name] for _name in {parameters}}})"
+                )
+                cells.append(nbformat.v4.new_code_cell(code, metadata={"tags": [SAVES]}))
+    notebook.cells = cells
+
+
+def _clean(notebook: nbformat.NotebookNode) -> None:
+    """Fold answers, and drop what differs from run to run: papermill's paths and times, all but the last state of bars."""
+    notebook.metadata.pop("papermill", None)
+    notebook.cells = [cell for cell in notebook.cells if SAVES not in cell.metadata.get("tags", [])]
+    counts = itertools.count(1)
+    for cell in notebook.cells:
+        if cell.cell_type == "markdown" and cell.source.startswith(ANSWER):
+            cell.metadata["jp-MarkdownHeadingCollapsed"] = True
+        if cell.get("execution_count"):
+            cell.execution_count = next(counts)
+            for output in cell.outputs:
+                if "execution_count" in output:
+                    output.execution_count = cell.execution_count
         for key in ("papermill", "execution"):
             cell.metadata.pop(key, None)
         outputs: list[nbformat.NotebookNode] = []

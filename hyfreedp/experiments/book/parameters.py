@@ -8,12 +8,30 @@ from contextlib import suppress
 from typing import Any
 
 from hyfreedp.checks import nearest
+from hyfreedp.experiments.book import notebooks
+from hyfreedp.experiments.store import plots
+from hyfreedp.experiments.store.paths import workspace
 
 # IPython's own names of plain values; everything else that is a plain value came from a parameters cell.
 _NOTEBOOK_NAMES = {"In", "Out"}
 # Of every notebook that has them; other numbers are checked where they are used.
 _COUNTS = ("seeds", "rounds", "jobs")
 _PLAIN = (str, int, float, bool, list, tuple, dict, type(None))
+
+
+def begin(namespace: Mapping[str, Any], name: str) -> None:
+    """The plumbing of a notebook, right after its parameters: they are checked, and its figures get our style.
+
+    Args:
+        namespace: the notebook's ``globals()``, in which nothing else has been assigned yet.
+        name: of its source in the folder of notebooks, whose defaults say the types. Where that is not, nothing is
+            checked.
+    """
+    source = next(workspace().notebooks.rglob(f"{name}.py"), None)
+    if source is not None:
+        allowed = {parameter: type(value) for parameter, value in notebooks.defaults(source).items()}
+        check_parameters(namespace, allowed | {"profile": notebooks.PROFILES})
+    plots.use_style()
 
 
 def check_parameters(namespace: Mapping[str, Any], allowed: Mapping[str, type | tuple[Any, ...]]) -> None:

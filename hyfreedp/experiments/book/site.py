@@ -1,4 +1,4 @@
-"""The site's own parts, a Sphinx extension: formulas as MathML, and pages made of what notebooks wrote.
+"""The site's own parts, a Sphinx extension: formulas as MathML, folded answers, and pages made of what notebooks wrote.
 
 Formulas are translated when the site is built, so that it needs neither network nor script to show them.
 ``docs/conf.py`` names this module; the extra ``docs`` installs what it needs.
@@ -15,6 +15,7 @@ from typing import Any
 from docutils import nodes
 from latex2mathml.converter import convert
 from sphinx.application import Sphinx
+from sphinx.transforms import SphinxTransform
 from sphinx.util import logging
 from sphinx.util.docutils import SphinxDirective
 
@@ -53,6 +54,18 @@ def _plain(text: str) -> str:
     return "".join(f"\\{letter}" if letter in "\\`*_{}[]<>#|$~^" else letter for letter in text)
 
 
+class Folded(SphinxTransform):
+    """Sections with the heading "Answer" become folds. They leave the table of contents, which would be full of them."""
+
+    default_priority = 500
+
+    def apply(self, **_: Any) -> None:
+        for section in list(self.document.findall(nodes.section)):
+            if section[0].astext() == notebooks.ANSWER.strip("# "):
+                opening = nodes.raw("", "<details><summary>Answer</summary>", format="html")
+                section.replace_self([opening, *section[1:], nodes.raw("", "</details>", format="html")])
+
+
 def _inline(self: Any, node: nodes.math) -> None:
     self.body.append(mathml(node.astext(), node, block=False))
     raise nodes.SkipNode
@@ -79,5 +92,6 @@ def mathml(tex: str, node: nodes.Node, *, block: bool) -> str:
 def setup(app: Sphinx) -> dict[str, bool]:
     """Called by Sphinx."""
     app.add_directive("gallery", Gallery)
+    app.add_transform(Folded)
     app.add_html_math_renderer("mathml", (_inline, None), (_block, None))
     return {"parallel_read_safe": True, "parallel_write_safe": True}
