@@ -55,7 +55,7 @@ def _plain(text: str) -> str:
 
 
 class Folded(SphinxTransform):
-    """Sections with the heading "Answer" become folds. They leave the table of contents, which would be full of them."""
+    """Sections with the heading "Answer" become folds, and leave the table of contents, which would be full of them."""
 
     default_priority = 500
 
