@@ -12,7 +12,7 @@ from hyfreedp import calibrate_noise, fit_quadratic
 from hyfreedp.accounting.accountants import composed_epsilon
 from hyfreedp.accounting.composition import effective_noise
 from hyfreedp.experiments.accounting_of_the_paper import mu_gdp
-from hyfreedp.experiments.studies import bias_variance, landscape
+from hyfreedp.experiments.studies import bias_variance
 from hyfreedp.look import noise_to_come
 from hyfreedp.reference import automatic
 
@@ -42,7 +42,7 @@ _TRUTHS: dict[str, Callable[..., Any]] = {
     "03.1": lambda plan: _loss_noise(**plan, interval=5, gamma=1.03),
     "03.3": lambda: optimize.brentq(lambda noise: _mu(25, noise) - _mu(100, 30.0), 1, 100) / 30.0,
     "03.2": lambda: optimize.brentq(lambda noise: effective_noise(2.0, noise, "losses") - 1.9, 1, 100),
-    "04.1": lambda: 2**0.5 * landscape.noise_for_points(1.0, 2) / fit_quadratic([1, 0, -1], [0] * 3, 1.0).slope_std,
+    "04.1": lambda: 2**0.5 * (2 / 3) ** 0.5 / fit_quadratic([1, 0, -1], [0] * 3, 1.0).slope_std,
     "04.3": lambda: noise_to_come([1.0] * 80, 10),
     "11.1": lambda: np.diff(np.minimum([2, 2.1, 2.6], 2.1), n=2).item(),
     "11.3": lambda: np.tanh(0.5),  # (e - 1) / (e + 1)

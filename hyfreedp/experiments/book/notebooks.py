@@ -204,7 +204,7 @@ def _add_saving(notebook: nbformat.NotebookNode, parameters: list[str]) -> None:
 
 
 def _clean(notebook: nbformat.NotebookNode) -> None:
-    """Fold answers; drop what differs from run to run, as papermill's paths and times and all states of bars but the last."""
+    """Fold answers; drop what differs from run to run: papermill's paths and times, all but the last state of bars."""
     notebook.metadata.pop("papermill", None)
     notebook.cells = [cell for cell in notebook.cells if SAVES not in cell.metadata.get("tags", [])]
     counts = itertools.count(1)
