@@ -119,7 +119,7 @@ print(
 
 # %%
 losses = rng.normal(loss_mean, loss_std, 50_000)
-R = np.geomspace(0.2, 5, 200) * loss_mean
+R = np.geomspace(0.02, 5, 300) * loss_mean
 bias = np.array([losses.mean() - np.minimum(losses, threshold).mean() for threshold in R])
 noise = sigma_loss * R / B
 mse = bias**2 + noise**2
@@ -222,7 +222,7 @@ print(*findings)
 
 # %% figure="01_bias_variance_normal" shows="Clipping bias of normal losses, in their standard deviations, against the standardised threshold alpha." claim="Fig. \"truncated normal\": phi(alpha) - alpha (1 - Phi(alpha)) is strictly decreasing, minimised at alpha = infinity."
 figure, axis = plt.subplots(figsize=(5, 3.4))
-axis.plot(alphas, corollary_1(alphas), linewidth=2.5, **plots.line(looks["squared bias"]))
+axis.plot(alphas, corollary_1(alphas), color="#D55E00", linewidth=2.5)
 axis.set(xlabel=r"$\alpha = (R_l - \mu)\,/\,\xi$", ylabel="clipping bias (sd of the loss)")
 axis.set_title(f"Clipping at the mean takes {at[0]:.2f} sd, at two sd above it {at[2]:.3f}")
 plt.show()
@@ -335,7 +335,7 @@ def simulated(R, B):
     return squares.mean(), squares.std(ddof=1) / batches**0.5
 
 
-fine = np.geomspace(0.2, 5, 2000) * loss_mean
+fine = np.geomspace(0.005, 5, 4000) * loss_mean
 rows = {}
 for size in batch_sizes:
     total = u(fine, size)[2]
@@ -415,9 +415,9 @@ figure, axes = plt.subplots(2, len(sizes["stages"]), figsize=(3.6 * len(sizes["s
 for (top, bottom), stage in zip(axes.T, sizes["stages"], strict=True):
     batches = [landscape.losses_of(run, stage, "batch")[1] for run in probed]
     mean, std = batches[0].mean(), batches[0].std()
-    fine = np.linspace(mean - 3.5 * std, mean + 5 * std, 200)
-    top.hist(batches[0], bins=fine[::4].tolist(), density=True, color="0.7", label="losses of one batch")
-    top.plot(fine, stats.norm.pdf(fine, mean, std), color="C1", label="normal, same mean and sd")
+    around = np.linspace(mean - 3.5 * std, mean + 5 * std, 200)
+    top.hist(batches[0], bins=around[::4].tolist(), density=True, color="0.7", label="losses of one batch")
+    top.plot(around, stats.norm.pdf(around, mean, std), color="C1", label="normal, same mean and sd")
     top.set(title=f"step {stage}", xlabel="loss of a sample (nats)")
     actual = np.array([clipping_bias(batch, batch.mean() * RATIOS) / batch.mean() for batch in batches])
     normal = [one.std() * corollary_1((RATIOS - 1) * one.mean() / one.std()) / one.mean() for one in batches]

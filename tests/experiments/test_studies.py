@@ -1,7 +1,6 @@
 """Losses along a run's direction: those that the run saw, without a trace in it."""
 
 import itertools
-import math
 
 import pytest
 import torch
@@ -52,19 +51,3 @@ def test_probed_losses_hold_all_records_and_the_outlier(probed):
     assert torch.equal(features, 16 * train[:1]) and label != labels[0]
     with pytest.raises(ValueError, match="stages must be steps of the run, 0 to 3, got"):
         landscape.probed_losses(spec=SPEC, stages=[4], brightness=1.0)
-
-
-def test_curves_are_the_same_losses_with_the_runs_own_threshold_and_noise(probed, seen):
-    curves = landscape.loss_curves(spec=SPEC, stages=[0.0, 0.5], grid=[-1.0, 0.0, 1.0], reach=1.0)
-    assert sorted(curves.step.unique()) == [0, 2]
-    record, size = seen[2]
-    here = curves[curves.step == 2]
-    raw = here[here.kind == "raw"].value.tolist()  # behind, here, ahead
-    assert raw[::-1] == pytest.approx(landscape.losses_of(probed, 2, "batch").mean(axis=1).tolist(), abs=2e-6)
-    assert here.threshold.unique() == [record.probe.loss_threshold]
-    three = record.probe.slope_std * math.sqrt(2) * record.probe.distance  # of one of three losses
-    assert here.noise.unique() == pytest.approx([three * math.sqrt(5 / 3)])
-    clipped = here[here.kind == "clipped"].value
-    assert (clipped <= here[here.kind == "points"].value.to_numpy() * size / 500 + 1e-9).all()
-    with pytest.raises(ValueError, match="stages must be shares"):
-        landscape.loss_curves(spec=SPEC, stages=[2], grid=[0.0], reach=1.0)

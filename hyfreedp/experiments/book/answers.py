@@ -17,8 +17,8 @@ from hyfreedp.look import noise_to_come
 from hyfreedp.reference import automatic
 
 
-def _epsilon(noise: float, times: int, delta: float) -> float:
-    return composed_epsilon([(noise, times)], sample_rate=1.0, delta=delta, accountant="rdp")
+def _epsilon(noise: float, times: int) -> float:
+    return composed_epsilon([(noise, times)], sample_rate=1.0, delta=1e-5, accountant="pld")
 
 
 def _loss_noise(**plan: Any) -> float:
@@ -33,7 +33,8 @@ def _mu(probe_steps: int, sigma_loss: float) -> float:
 _NORMAL: dict[str, Any] = {"noise_multiplier": 200, "expected_batch_size": 500}
 _TRUTHS: dict[str, Callable[..., Any]] = {
     "00.1": lambda: stats.norm.sf(0.5, 1, 2.0) - stats.norm.sf(0.5, 0, 2.0),
-    "00.2": lambda delta: optimize.brentq(lambda noise: _epsilon(noise, 100, delta) - _epsilon(1.0, 1, delta), 1, 100),
+    "00.2": lambda: optimize.brentq(lambda noise: _epsilon(noise, 100) - _epsilon(1.0, 1), 1, 100),
+    "00.3": lambda: _epsilon(0.5, 10) / _epsilon(0.5, 1),
     "01.1": lambda: bias_variance.optimal_threshold(2.0, 0.4, **_NORMAL),
     "01.2": lambda cells, budget, records: bias_variance.fall_of_noise(cells, budget, records, 150, 1500),
     "01.3": lambda: stats.sem([1.6, 2.4] * 250, ddof=0),

@@ -1,16 +1,12 @@
-"""What the threshold R_l costs: bias and noise of private losses in theory and simulation (notebook 01)."""
+"""What the threshold R_l costs: bias and noise of private losses (notebooks 01 and 11)."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
 from numpy.typing import ArrayLike
 from scipy import optimize, stats
 
@@ -18,8 +14,7 @@ from hyfreedp import PRESETS, NoiseSplit, calibrate_noise, clipping_bias, normal
 from hyfreedp.experiments.store.cache import cached
 from hyfreedp.experiments.studies.noise_split import split_of
 from hyfreedp.experiments.tasks.registry import TASKS
-from hyfreedp.noise import NoiseGenerator
-from hyfreedp.privatize import loss_noise_std, privatize_loss
+from hyfreedp.privatize import loss_noise_std
 
 _LAPTOP: dict[str, Any] = {
     "batches": 400,  # simulated batches of normal losses
@@ -69,48 +64,6 @@ def calibrated(**arguments: Any) -> pd.DataFrame:
 # -- Theorem 1 and Corollary 1 -----------------------------------------------------------------------------------------
 
 
-def release_dots(
-    losses: ArrayLike,
-    thresholds: Iterable[float],
-    *,
-    noise_multiplier: float,
-    expected_batch_size: float,
-    runs: int,
-    seed: int,
-) -> pd.DataFrame:
-    """Theorem 1 by simulation: a batch, released ``runs`` times by :func:`hyfreedp.privatize_loss` at each threshold.
-
-    Args:
-        losses: of one batch, shape ``(B,)``, or of one batch per run, shape ``(runs, B)``.
-
-    Returns:
-        One row per threshold: ``bias`` (mean loss less mean release), ``noise`` (standard deviation about the clipped
-        means), ``rmse`` (distance to the mean loss), each with its standard error ``*_error``.
-    """
-    batch = torch.as_tensor(np.asarray(losses, dtype=np.float64))
-    batch = batch.expand(runs, batch.shape[-1])
-    generator = NoiseGenerator(seed)
-    rows = []
-    for threshold in thresholds:
-        arguments: dict[str, Any] = {"expected_batch_size": expected_batch_size, "generator": generator}
-        released = privatize_loss(batch, threshold, noise_multiplier, **arguments)
-        error = (released - batch.sum(dim=1) / expected_batch_size).numpy()
-        noise = (released - privatize_loss(batch, threshold, 0.0, **arguments)).numpy()
-        rmse = math.sqrt(np.mean(error**2))
-        rows.append(
-            {
-                "threshold": threshold,
-                "bias": -error.mean(),
-                "bias_error": error.std(ddof=1) / math.sqrt(runs),
-                "noise": noise.std(ddof=1),
-                "noise_error": noise.std(ddof=1) / math.sqrt(2 * (runs - 1)),
-                "rmse": rmse,
-                "rmse_error": np.std(error**2, ddof=1) / math.sqrt(runs) / (2 * rmse),
-            }
-        )
-    return pd.DataFrame(rows)
-
-
 def errors(
     losses: ArrayLike, thresholds: ArrayLike, *, noise_multiplier: float, expected_batch_size: float
 ) -> pd.DataFrame:
@@ -124,20 +77,11 @@ def errors(
     return pd.DataFrame({"threshold": thresholds, "bias": bias, "noise": noise, "rmse": np.hypot(bias, noise)})
 
 
-def normal_errors(
-    thresholds: ArrayLike, *, mean: float, std: float, noise_multiplier: float, expected_batch_size: float
-) -> pd.DataFrame:
-    """The same for N(mean, std^2) losses (Corollary 1), against the mean of a batch as B grows."""
-    bias = np.asarray(normal_clipping_bias(thresholds, mean, std))
-    noise = np.asarray(loss_noise_std(thresholds, noise_multiplier, expected_batch_size))
-    return pd.DataFrame({"threshold": thresholds, "bias": bias, "noise": noise, "rmse": np.hypot(bias, noise)})
-
-
 def optimal_threshold(mean: float, std: float, *, noise_multiplier: float, expected_batch_size: float) -> float:
-    """The R_l > 0 of the least error of :func:`normal_errors`; the noise must be positive.
+    """The R_l > 0 of the least error of the private mean of N(mean, std^2) losses; the noise must be positive.
 
-    The derivative of the squared error vanishes where ``bias(R) P(L > R) = (sigma_l / B)^2 R``; the left side falls
-    with R, the right side grows, so the root is unique.
+    The error is against the mean of a batch as B grows (Corollary 1). The derivative of its square vanishes where
+    ``bias(R) P(L > R) = (sigma_l / B)^2 R``; the left side falls with R, the right side grows, so the root is unique.
     """
 
     def slope(threshold: float) -> float:
@@ -148,41 +92,3 @@ def optimal_threshold(mean: float, std: float, *, noise_multiplier: float, expec
     while slope(upper) > 0:
         upper *= 2
     return float(optimize.brentq(slope, 0.0, upper, xtol=1e-15 * upper, rtol=1e-14))
-
-
-@dataclass(frozen=True)
-class TradeOff:
-    """Errors of the private mean of normal losses against R_l: curves, the best threshold, and simulated releases."""
-
-    curves: pd.DataFrame
-    best: float
-    releases: pd.DataFrame
-
-    def error_at(self, threshold: float) -> float:
-        """Root mean square error at a threshold."""
-        return float(np.interp(threshold, self.curves.threshold, self.curves.rmse))
-
-
-def trade_off(*, mean: float, std: float, noise_multiplier: float, batch_size: int, batches: int = 2) -> TradeOff:
-    """The trade-off of N(mean, std^2) losses, with ``batches`` simulated batches of them."""
-    thresholds = np.geomspace(0.2, 5, 200) * mean
-    noise: dict[str, Any] = {"noise_multiplier": noise_multiplier, "expected_batch_size": batch_size}
-    # A draw below zero, which no loss can be, counts as zero: rare enough to be invisible at these parameters.
-    draws = np.maximum(np.random.default_rng(batch_size).normal(mean, std, (batches, batch_size)), 0)
-    return TradeOff(
-        curves=normal_errors(thresholds, mean=mean, std=std, **noise),
-        best=optimal_threshold(mean, std, **noise),
-        releases=release_dots(draws, thresholds[4::8], runs=batches, seed=batch_size, **noise),
-    )
-
-
-# -- Corollary 1 on real losses ----------------------------------------------------------------------------------------
-
-RATIOS = np.geomspace(0.2, 50, 200)  # thresholds in units of the mean loss
-
-
-def relative_biases(batch: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Clipping bias in units of the mean loss at ``RATIOS``: of a batch, shape ``(B,)``, and of a normal like it."""
-    mean, thresholds = batch.mean(), batch.mean() * RATIOS
-    actual = np.asarray(clipping_bias(batch, thresholds))
-    return actual / mean, np.asarray(normal_clipping_bias(thresholds, mean, batch.std())) / mean

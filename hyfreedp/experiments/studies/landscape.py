@@ -1,11 +1,10 @@
-"""The loss along the update direction of real runs, raw and as private probes see it (notebooks 01, 04 and 11).
+"""The loss along the update direction of real runs, raw and as private probes see it (notebooks 01 and 11).
 
 Everything computed from raw losses here is NOT private. It shows what a run never sees.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import chain, repeat
 from pathlib import Path
@@ -18,13 +17,11 @@ from torch import Tensor
 from tqdm import tqdm
 
 from hyfreedp import HyFreeDPOptimizer
-from hyfreedp.accounting.split import SQUARED_L2_SENSITIVITY
 from hyfreedp.experiments.runs.spec import Spec
 from hyfreedp.experiments.runs.train import make_run, one_thread
 from hyfreedp.experiments.store.cache import cached, key_of
 from hyfreedp.experiments.tasks.registry import TASKS
 from hyfreedp.experiments.tasks.scores import losses_of as per_sample_loss_of
-from hyfreedp.privatize import loss_noise_std, privatize_loss
 from hyfreedp.pytorch.records import StepRecord
 
 POINTS = ["ahead", "here", "behind"]  # losses at w - hG, w and w + hG, in the order that probes take them
@@ -125,51 +122,3 @@ def losses_of(table: pd.DataFrame, step: int, part: str) -> np.ndarray:
 def distance_of(table: pd.DataFrame, step: int) -> float:
     """h at a step of :func:`probed_losses`."""
     return float(table.distance[table.step == step].iloc[0])
-
-
-FIVE_POINTS = (-1.0, -0.5, 0.0, 0.5, 1.0)  # in units of h: where a run probes, and two points more
-
-
-def loss_curves(*, spec: dict[str, Any], stages: list[float], grid: list[float], reach: float) -> pd.DataFrame:
-    """Loss curves of one run at some of its probe steps, on the step's own batch. The run itself is not disturbed.
-
-    Args:
-        stages: shares of the run in [0, 1]; for each, the nearest step with a probe is taken.
-        grid: points x in units of h, for the raw curve.
-        reach: h in units of the run's rate; Algorithm 1 looks at the rate itself.
-
-    Returns:
-        One row per step, ``kind`` and ``x``, with the mean loss at w - x h G as ``value``: "raw" on the grid, "points"
-        and "clipped" at ``FIVE_POINTS``. In each row the step's ``distance`` h, ``threshold`` R_l, and ``noise``, the
-        standard deviation of a clipped mean's noise, that of five points at the price of three.
-    """
-    if bad := [share for share in stages if not 0 <= share <= 1]:
-        raise ValueError(f"stages must be shares of the run in [0, 1], got {bad}")
-    tables = []
-    with one_thread():
-        chosen = Spec(**spec)
-        optimizer, loader = make_run(chosen)
-        split, expected = optimizer.split, optimizer.expected_batch_size
-        probes = [t for t in range(split.steps) if split.is_probe_step(t)]
-        steps = {min(probes, key=lambda t: abs(t - share * split.steps)) for share in stages}
-        for record, batch, along in visits(optimizer, loader, steps, f"{chosen.method}, seed {chosen.seed}"):
-            assert record.probe is not None
-            threshold = record.probe.loss_threshold
-            five, raw = (along([reach * x for x in points], batch) for points in (FIVE_POINTS, grid))
-            clipped = privatize_loss(five, threshold, 0.0, expected_batch_size=expected)
-            values = {"raw": (grid, raw.mean(dim=1)), "points": (FIVE_POINTS, five.mean(dim=1))}
-            noise = loss_noise_std(threshold, noise_for_points(split.sigma_loss, len(FIVE_POINTS)), expected)
-            of_step = {"distance": reach * record.eta, "threshold": threshold, "noise": noise}
-            for kind, (places, means) in (values | {"clipped": (FIVE_POINTS, clipped)}).items():
-                table = pd.DataFrame({"step": record.step, "kind": kind, "x": places, "value": means.tolist()})
-                tables.append(table.assign(**of_step))
-    return pd.concat(tables, ignore_index=True)
-
-
-def noise_for_points(sigma_loss: float, points: int) -> float:
-    """sigma_l for a probe of ``points`` losses that costs what one of three costs at ``sigma_loss``.
-
-    Each loss is clipped to [0, R_l], so n losses of one record have squared L2 sensitivity n, in units of R_l. A step's
-    effective multiplier (sigma_g^-2 + n sigma_l^-2)^(-1/2) stays the same if sigma_l grows with the square root of n.
-    """
-    return sigma_loss * math.sqrt(points / SQUARED_L2_SENSITIVITY["losses"])
