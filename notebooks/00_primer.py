@@ -71,7 +71,8 @@ if find_spec("sklearn"):  # which has the pictures
 # them together can move a result 138 times as far as one. The noise that hides an image does not hide the hand that wrote it.
 #
 # So the first question about any promise of privacy is: of what unit? In this course it is one record, unless it says otherwise. Section 6 protects a person who has many.
-#
+
+# %% [markdown]
 # ## 2. A mechanism, its neighbours, and an attack
 #
 # A *mechanism* is a randomised program whose output is released. Ours counts: how many of the records say yes? One record changes the count by at most 1.
@@ -103,7 +104,8 @@ print(
 # No. Section 3 computes the largest advantage that any attack can have. The threshold in the middle has it already.
 #
 # </details>
-#
+
+# %% [markdown]
 # ## 3. $\varepsilon$ and $\delta$, in a picture
 #
 # How much likelier is an output with the record than without it? The logarithm of that ratio is the *privacy loss* of the output. Its unit is the *nat*, as always with the natural logarithm: a
@@ -217,7 +219,8 @@ plt.show()
 # %% [markdown]
 # The mean of the loss grows with $T$, its spread with $\sqrt T$ alone. With much noise the spread is most of $\varepsilon$, so ten releases cost little more than
 # $\sqrt{10}$ times one. With very little noise ($\sigma$ far below 0.1) the mean is most of it, and they cost nearly ten times.
-#
+
+# %% [markdown]
 # ## 5. Random batches
 #
 # *Poisson sampling* throws a coin for each record: it enters the batch with probability $q$, whatever the others do. With probability $1 - q$ it is not even there. So the world with the record
@@ -278,7 +281,8 @@ assert abs(epsilon_of([(sigma, steps)], 1.0, delta, top) - many) < 0.02  # secti
 # %% [markdown]
 # Not to a tenth in general. Sampling takes most of the *typical* loss away, because the record is usually not there. But $\varepsilon$ at a small $\delta$ is about rare outputs, and a rare output can
 # still give the record away. So the $\varepsilon$ of one release stays well above that share. Over many releases the losses average out, and sampling helps more.
-#
+
+# %% [markdown]
 # ## 6. A person with many records
 #
 # Sections 2 to 5 hid one *record*. Let somebody have 30. Each of them is drawn by a coin of its own, so a batch holds none of them, or some, or rarely many. A sum moves by at most one clip
@@ -331,7 +335,8 @@ if find_spec("hyfreedp"):
 # * **Where persons differ, owners win.** They lose little by it. Group privacy adds the noise for 30 to everyone, and most people have only three records to set against it.
 #
 # So: if you know whose each record is, say so.
-#
+
+# %% [markdown]
 # ## 7. The library says the same
 #
 # This cell is optional. It asks `hyfreedp` for what was computed by hand above.
@@ -351,7 +356,8 @@ if find_spec("hyfreedp"):
 
 # %% [markdown]
 # The next notebooks release more than a count: a gradient and a rate (02), a clipped loss (01), both from one budget (03).
-#
+
+# %% [markdown]
 # ## Exercises
 #
 # Put your answer in place of `None` and run the cell; it says whether you are right.

@@ -191,7 +191,8 @@ sliders(
 # Nothing: the variance depends on $\sigma_l/B$ alone, and the bias on neither. Less noise or a larger batch moves the bottom to the right, towards less clipping, and down.
 #
 # </details>
-#
+
+# %% [markdown]
 # ## 2. What clipping takes: Fig. "truncated normal"
 #
 # How large is the bias? For losses $L_i \sim \mathcal N(\mu, \xi^2)$ it has a closed form. Let $\alpha = (R_l - \mu)/\xi$, the threshold in standard deviations above the
@@ -230,7 +231,8 @@ plt.show()
 # %% [markdown]
 # The curve never reaches zero but falls faster than any exponential: two standard deviations above the mean, hardly anything
 # is lost, *if* losses are normal. Section 5 looks at real ones.
-#
+
+# %% [markdown]
 # ## 3. Theorem 1 and Corollary 1 on trial
 #
 # Theorem 1 says for *any* losses, with $\mathrm{ReLU}(x) = \max(x, 0)$:
@@ -306,7 +308,8 @@ plt.show()
 # %% [markdown]
 # The mean over batches lies *on* the curve at every $B$: the expected bias of one loss does not depend on $B$, only its scatter
 # does (grey band). The limit $B \to \infty$ in the corollary only makes that scatter vanish.
-#
+
+# %% [markdown]
 # ## 4. The paper's $R_l = L$
 #
 # The paper sets the threshold to the loss that was released last, so that $R_l \approx L$. In practice it takes a "more conservative" one, the sum of the three losses that it measures: about $3L$.
@@ -505,7 +508,8 @@ plt.show()
 #
 # The mean loss is known well, and the slope is not. Noise that is small against a loss can be large against its *change* over one step. There are three ways out: look
 # farther, take a larger batch, or ask another question. Notebook [04](04_curve_fit.ipynb) looks farther, and asks another question.
-#
+
+# %% [markdown]
 # ## 7. Why gradients may be normalised and losses may not: Tab. "diff priv"
 #
 # A gradient is clipped, too: one that is longer than $R_g$ is shortened to $R_g$. The paper even *normalises* gradients: all get length 1, whatever their own was. So nearly
@@ -553,7 +557,8 @@ print(*findings, sep="\n")
 # %% [markdown]
 # Under so much noise the bias of clipping hardly shows. And the gradient survives: its noise spreads over all $d$ directions, of which few matter, and
 # averages out over the steps. A loss has one direction. Its noise is small, so its bias shows, and it stays.
-#
+
+# %% [markdown]
 # ## 8. Gaussian or Laplace noise?
 #
 # Noise need not be normal. A *Laplace* distribution of scale $s$ has the density $e^{-|x|/s}/2s$, and the standard deviation $\sqrt2\,s$. Its privacy loss (notebook 00) never
@@ -602,7 +607,8 @@ plt.show()
 # Over many releases the worst case of the privacy loss counts little; its variance counts. By that measure a Laplace of
 # scale $s$ costs about as much as a Gaussian of standard deviation $s$ (compare the two $\sigma_l$). But its own standard deviation
 # is $\sqrt2\, s$. The paper's default is the right one.
-#
+
+# %% [markdown]
 # ## Verdict
 
 # %%
@@ -632,7 +638,8 @@ verdict("01_bias_variance", decided, parameters=parameters, inputs=run_inputs[:1
 # * Real losses come from a small network trained from scratch (profile `laptop`), not from fine-tuning a vision transformer. There
 #   $B$ is larger and $\sigma_l$ smaller, so noise matters less and bias more.
 # * Noise is calibrated with gradient and losses on the same batch, as Algorithm 1 runs; the paper counts them apart.
-#
+
+# %% [markdown]
 # ## Exercises
 #
 # Put your answer in place of `None` and run the cell; it says whether you are right.

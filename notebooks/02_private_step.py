@@ -191,7 +191,8 @@ plt.show()
 # At the default no threshold is right. A large $R_l$ cuts nothing, and its noise drowns the parabola: slope and curvature are *differences* of losses, and the noise is that of whole losses. A small $R_l$ has
 # little noise. But it cuts the highest of the three losses most, until the parabola bends the wrong way and its bottom is a top. A distance below zero would be a step uphill. Notebook 01 is about
 # this trade-off, notebook 04 about a way out.
-#
+
+# %% [markdown]
 # ## 4. Update, and again
 #
 # Here is a whole private run, with a fixed rate. Each step moves against the private gradient. (What it costs, section 6 says.)
@@ -238,7 +239,8 @@ plt.show()
 
 # %% [markdown]
 # Noise never stops, so the run stays near the optimum and never at it.
-#
+
+# %% [markdown]
 # ## 5. The whole of Algorithm 1
 #
 # Now a rate that finds itself: ten steps, each with a probe. Line by line it is what you have seen. Two lines have versions.
@@ -321,7 +323,8 @@ plt.show()
 # %% [markdown]
 # As printed the rate can change its sign, where the step goes uphill, and it can collapse: after that the probe compares losses at places so close together that it sees noise alone, and there is no way back. With guards it
 # moves little, whatever the parabola says. So the first rate decides. Notebook 04 asks what can be learned from such a probe at all.
-#
+
+# %% [markdown]
 # ## 6. The same from the library
 #
 # This section is optional. [`reference.py`](../hyfreedp/reference.py) is Algorithm 1 for any model in PyTorch, one sample at a time. All else in the package makes the same numbers faster. It draws noise from a secret key; here it gets *our* noise, and must give our numbers.

@@ -193,7 +193,8 @@ plt.show()
 #
 # Compare the lower panels of the first and the third column: the paper's way of counting allows much *less* loss
 # noise than the same-batch way does. Section 4 asks whether it may.
-#
+
+# %% [markdown]
 # ## 3. The same against the budget
 #
 # **Predict first.** As $\varepsilon$ grows, both noises fall. Does their ratio stay the same?
@@ -221,7 +222,8 @@ plt.show()
 # %% [markdown]
 # The table has the ratio $\sigma_l/\sigma_g$. With one batch per step it hardly moves, since both noises hide the same record in the same draw. Counted as if
 # independent, the losses seem to become cheap at large $\varepsilon$: the ratio collapses.
-#
+
+# %% [markdown]
 # ## 4. What each pair really costs
 #
 # The three losses and the gradient of a probe step share a batch. If a record is in it, it shows in *all four* numbers at
@@ -347,7 +349,8 @@ plots.folded(f"All {len(table)} pairs", table.style.hide(axis="index").format(pr
 # Adding epsilons, which the
 # appendix describes in words, came out safe at the default: to add two epsilons is so wasteful that it covers the mistake. It buys
 # that with very noisy losses. And as stated it is no proof: the sum holds at $2\delta$, for batches that are not shared.
-#
+
+# %% [markdown]
 # ## 5. Attack it yourself
 #
 # Algorithm 2 promises that *no* attack does better than its count of independent batches allows. Here is one that does, with the function of section 4. A worst-case record moves the gradient and each loss by
@@ -400,7 +403,8 @@ plt.show()
 # %% [markdown]
 # The attack is the best there is but for its threshold: it lies near the line of the same-batch count, which this library uses. [Notebook 10](reports/10_audit.ipynb) turns such an attack into a proof with a stated
 # confidence.
-#
+
+# %% [markdown]
 # ## 6. The $\mu$-GDP equation
 #
 # How well can two worlds be told apart? As well as two normal distributions of standard deviation 1 whose means are $\mu$ apart: that $\mu$ measures privacy in GDP, as $\varepsilon$ and $\delta$ do
@@ -438,7 +442,8 @@ table.style.hide(axis="index").format(precision=4)
 # The approximation misses the tail. Where the privacy loss of a single step can be large, a normal distribution gives such losses too little
 # weight. So GDP promises too small an $\varepsilon$ for any method, and the paper's equation adds the mistake of independent counting. Use it
 # to reason, never to report.
-#
+
+# %% [markdown]
 # ## 7. The price of $\gamma$
 #
 # $\gamma$ is the one dial: how much more gradient noise, for how much less loss noise. The paper raises the gradient noise at *every* step (`allocation="constant"`). But only probe steps release
@@ -487,7 +492,8 @@ plt.show()
 # %% [markdown]
 # For small $\gamma - 1$ tenfold means a factor of nearly $\sqrt{10} = 3.2$, because there $1 - \gamma^{-2}$ is nearly $2(\gamma - 1)$. For larger ones it is less. So for
 # $\gamma \to 1$ the losses drown, and for larger $\gamma$ the gain flattens.
-#
+
+# %% [markdown]
 # ### With sliders
 #
 # **Move it yourself:** the noises of a probe step, with the noise raised at probe steps alone.
@@ -519,7 +525,8 @@ sliders(
 # The gradient noise of a probe step rises, and $\sigma_l$ falls. Half as many steps share the same extra variance, so each may take twice as much of it.
 #
 # </details>
-#
+
+# %% [markdown]
 # ## Verdict
 
 # %%

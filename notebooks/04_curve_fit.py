@@ -270,7 +270,8 @@ table
 
 # %% [markdown]
 # The outermost points carry nearly all the information; each other point only shares the budget.
-#
+
+# %% [markdown]
 # ## 4. The look of preset "robust": the whole way so far, at the noise to come
 #
 # Along *one* step the loss hardly changes. Along *all* steps so far it changes much. So ask another question: where would the run be now if its rate had been twice as high?
@@ -424,7 +425,8 @@ plt.show()
 
 # %% [markdown]
 # The dashed lines are raw means, NOT private; a run releases the black points alone. Where a line of votes crosses zero, records lose as much by one rate as by its neighbour.
-#
+
+# %% [markdown]
 # ### With sliders
 #
 # **Move it yourself:** more or less of the noise to come, and the rate at which the votes are read. (Raw means, too.)
@@ -448,7 +450,8 @@ sliders(
 # The part at high rates, since the noise is in proportion to the rate. At low rates the votes change least.
 #
 # </details>
-#
+
+# %% [markdown]
 # ## 5. Where the looks decide
 #
 # The library's first rate is a public number, made from the shapes of the weights alone. For this network it may be good already, so its looks need not do much. Let us spoil it: one run starts at 16 times that rate, one at a sixteenth.
@@ -527,7 +530,8 @@ plt.show()
 # *From above* the harm is there to see: at a high rate the losses along the ray rise steeply, and the votes are clear.
 # *From below* the run has hardly moved, so all places on its ray up to its neighbours have nearly the same loss. No vote is clear, and the rate stays. At the default this run ends far below: **looks do not mend a start that is far too low on so little data.**
 # [docs/step_rule.md](../docs/step_rule.md) has more places where the rule fails.
-#
+
+# %% [markdown]
 # ## Verdict
 
 # %%
@@ -544,7 +548,8 @@ verdict("04_curve_fit", [paper], parameters=parameters, inputs=["a run of preset
 
 # %% [markdown]
 # The shares are means over the steps looked at.
-#
+
+# %% [markdown]
 # ## Where this differs from the paper
 #
 # * Task, model, batch: at the default a three-layer network on 1,500 digits instead of ViT-Small on CIFAR-100; $B = 500$.
@@ -556,7 +561,8 @@ verdict("04_curve_fit", [paper], parameters=parameters, inputs=["a run of preset
 # There is something that even a perfect parabola cannot tell: the bottom along *one* step is not the best rate of a *run*. A rule that follows $b/a$ weighs the noise of a step against
 # the progress of that step alone. But later steps at smaller rates can remove the noise. This is the short-horizon bias of Wu et al. (2018). Section 4 shows what
 # preset "robust" does instead; [docs/step_rule.md](../docs/step_rule.md) explains it, and says where it fails.
-#
+
+# %% [markdown]
 # ## Exercises
 #
 # Put your answer in place of `None` and run the cell; it says whether you are right.
