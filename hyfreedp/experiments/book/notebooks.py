@@ -148,7 +148,7 @@ def course(source: Path) -> str:
         return ""
     needs, time = known[source.stem]["needs"], known[source.stem]["time"]
     text = f"Before this: {needs}. Runs for about {time} on two cores, with the committed runs."
-    return f"*{text} Figures and tables go to `build/<profile>/figures/`.*"
+    return f"*{text} `reproduce` puts figures and tables into `build/<profile>/figures/`.*"
 
 
 def badges(source: Path) -> str:
