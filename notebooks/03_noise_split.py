@@ -299,8 +299,11 @@ error = values.std(axis=1) / told.size**0.5
 simulated = pd.DataFrame({"epsilon": places, "delta": values.mean(axis=1), "error": error})
 counts = ("same_batch", "independent")
 mine = {count: my_delta_curve(releases_of(pair, count), pair.sample_rate, places) for count in counts}
-for count in counts:  # the library's accountant
-    assert np.allclose(mine[count], delta_curve(pair, count, list(places)), rtol=0.05)
+for (
+    count
+) in counts:  # the library's accountant says so, too, but for rounding: ours is up to 0.02 of epsilon too careful
+    assert np.all(mine[count] > 0.97 * np.array(delta_curve(pair, count, list(places))))
+    assert np.all(mine[count] < 1.03 * np.array(delta_curve(pair, count, list(places - 0.02))))
 display(simulated.assign(**mine).set_index("epsilon").style.format("{:.1e}"))
 findings = [
     f"the paper's pair for epsilon = {target:g} really costs {true:.2f}, by RDP as the paper counts"

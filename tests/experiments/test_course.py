@@ -124,11 +124,14 @@ def test_04_says_how_another_run_goes(said):
     while optimizer.steps_left:
         for batch in loader:
             optimizer.step(loss, batch)
-    first, last = optimizer.history[0]["eta"], optimizer.history[-1]["eta"]
-    looked = [(row["step"], row["chosen"], row["eta"]) for row in optimizer.history if "margins" in row]
-    assert looked
-    found = numbers("6 steps; the rate goes from # to #,")
-    assert found == [pytest.approx(first, rel=0.05), pytest.approx(last, rel=0.05)]
+    looked = [row for row in optimizer.history if "margins" in row]
+    before = [optimizer.history[row["step"] - 1]["eta"] for row in looked]
+    ways = [
+        f"{'up' if row['chosen'] > rate else 'down' if row['chosen'] < rate else 'nowhere'} after {row['step']}"
+        for row, rate in zip(looked, before, strict=True)
+    ]
+    found = numbers(f"from its own: the looks lead {', '.join(ways)} steps; the rate goes from # to #,")
+    assert found == [pytest.approx(optimizer.history[at]["eta"], rel=0.05) for at in (0, -1)]
 
 
 @pytest.mark.parametrize(
