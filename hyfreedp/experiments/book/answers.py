@@ -11,7 +11,6 @@ from scipy import optimize, stats
 from hyfreedp import calibrate_noise, fit_quadratic
 from hyfreedp.accounting.accountants import composed_epsilon
 from hyfreedp.accounting.composition import effective_noise
-from hyfreedp.experiments.accounting_of_the_paper import mu_gdp
 from hyfreedp.experiments.studies import bias_variance
 from hyfreedp.look import noise_to_come
 from hyfreedp.reference import automatic
@@ -26,10 +25,6 @@ def _loss_noise(**plan: Any) -> float:
     return split.sigma_loss / split.sigma
 
 
-def _mu(probe_steps: int, sigma_loss: float) -> float:
-    return mu_gdp(sigma=1.0, sample_rate=0.02, steps=100, probe_steps=probe_steps, sigma_loss=sigma_loss)
-
-
 _NORMAL: dict[str, Any] = {"noise_multiplier": 200, "expected_batch_size": 500}
 _TRUTHS: dict[str, Callable[..., Any]] = {
     "00.1": lambda: stats.norm.sf(0.5, 1, 2.0) - stats.norm.sf(0.5, 0, 2.0),
@@ -41,7 +36,7 @@ _TRUTHS: dict[str, Callable[..., Any]] = {
     "02.1": lambda: automatic(0.02) * 0.02,
     "02.2": lambda: effective_noise(1.1, 12.0, "losses"),
     "03.1": lambda plan: _loss_noise(**plan, interval=5, gamma=1.03),
-    "03.3": lambda: optimize.brentq(lambda noise: _mu(25, noise) - _mu(100, 30.0), 1, 100) / 30.0,
+    "03.3": lambda: (np.log1p(1e-4) / np.log1p(4e-4)) ** 0.5,  # of e^(1/sigma^2) - 1 in proportion to K
     "03.2": lambda: optimize.brentq(lambda noise: effective_noise(2.0, noise, "losses") - 1.9, 1, 100),
     "04.1": lambda: 2**0.5 * (2 / 3) ** 0.5 / fit_quadratic([1, 0, -1], [0] * 3, 1.0).slope_std,
     "04.3": lambda: noise_to_come([1.0] * 80, 10),
