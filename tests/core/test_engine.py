@@ -15,7 +15,7 @@ from hyfreedp import PRESETS, NoiseGenerator, PrivacyEngine, calibrate_noise
 from hyfreedp.gradients import AbadiClipping, AutomaticClipping, NoClipping
 from hyfreedp.schedule import look_steps
 
-PRIVATE = {"target_epsilon": 3.0, "accountant": "rdp"}
+PRIVATE = {"target_epsilon": 3.0}
 
 
 # -- the plan ----------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from twins import by_hand, cross_entropy, make_batches, make_private, refused, s
 
 from hyfreedp import PrivacyEngine
 
-PRIVATE = {"target_epsilon": 3.0, "accountant": "rdp"}
+PRIVATE = {"target_epsilon": 3.0}
 
 
 def test_the_wiring_cell_run_twice_is_told_of_the_private_loader():

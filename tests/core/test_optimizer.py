@@ -15,7 +15,7 @@ from twins import PRESETS, by_hand, changed, cross_entropy, flat, make_batches, 
 from hyfreedp.gradients import AbadiClipping, AutomaticClipping
 
 FALSE_ALARM = 1e-6  # of each statistical test below; the seeds are fixed, so a test that passes always passes
-PRIVATE = {"target_epsilon": 3.0, "accountant": "rdp"}
+PRIVATE = {"target_epsilon": 3.0}
 
 
 # -- the noise of the gradient -----------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from torch.optim import lr_scheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from twins import BASES, by_hand, cross_entropy, flat, make_batches, make_model, refused, steps
 
-PRIVATE = {"target_epsilon": 3.0, "accountant": "rdp"}
+PRIVATE = {"target_epsilon": 3.0}
 SIZES = (8, 5, 0, 9, 8, 7)
 SCHEDULERS = {
     "steps": lambda base: lr_scheduler.StepLR(base, step_size=2, gamma=0.1),
