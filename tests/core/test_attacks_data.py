@@ -20,7 +20,7 @@ def test_a_fork_of_a_run_releases_nothing(workers):
     loader = DataLoader(
         make_data(), batch_size=8, num_workers=workers, multiprocessing_context="fork" if workers else None
     )
-    model, optimizer, loader = make_private(loader=loader, target_epsilon=3.0, accountant="rdp")
+    model, optimizer, loader = make_private(loader=loader, target_epsilon=3.0)
     batches = iter(loader)  # whose worker is a fork, too, and only fetches
     optimizer.step(cross_entropy(model), next(batches))
     read, write = os.pipe()

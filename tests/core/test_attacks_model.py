@@ -38,7 +38,7 @@ from hyfreedp.gradients import AbadiClipping, AutomaticClipping, make_engine
 
 def wire(model, data, *, batch_size=50, **settings):
     loader = data if isinstance(data, DataLoader) else DataLoader(data, batch_size=batch_size)
-    settings = {"preset": "fixed", "accountant": "rdp", "steps": 20, "target_epsilon": 3.0} | settings
+    settings = {"preset": "fixed", "steps": 20, "target_epsilon": 3.0} | settings
     return make_private(model, sgd(model, 0.1), loader=loader, target_delta=1e-4, **settings)
 
 
@@ -295,7 +295,7 @@ def test_a_backward_pass_within_the_loss_reaches_no_weight(preset, pieces, unbou
     for attacked in (False, True):
         model = make_model()
         frozen = model[0].requires_grad_(False)
-        settings = {"preset": preset, "max_physical_batch_size": pieces, "target_epsilon": 3.0, "accountant": "rdp"}
+        settings = {"preset": preset, "max_physical_batch_size": pieces, "target_epsilon": 3.0}
         optimizer = by_hand(model, torch.optim.AdamW(model.parameters(), lr=0.01), **settings)
         plain, clear = cross_entropy(model), optimizer.zero_grad
 
@@ -321,7 +321,7 @@ def test_no_record_ends_a_run_by_the_sign_of_its_loss():
     signs = torch.tensor([1.0] * 5 + [-1.0] * 6)[:, None]
     for size in (10, 11):
         model = nn.Linear(1, 1)
-        optimizer = by_hand(model, preset="paper", interval=1, target_epsilon=3.0, accountant="rdp")
+        optimizer = by_hand(model, preset="paper", interval=1, target_epsilon=3.0)
         probe = optimizer.step(lambda batch, model=model: model(batch[0])[:, 0], [signs[:size]]).probe
         assert math.isfinite(probe.private_loss)
 

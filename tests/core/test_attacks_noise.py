@@ -31,7 +31,7 @@ def documents(size=200):
 
 
 def wire(engine, model, data, *, batch_size, epsilon=1.0, **settings):
-    settings = {"preset": "fixed", "accountant": "rdp", "steps": 20, "target_delta": 1e-4} | settings
+    settings = {"preset": "fixed", "steps": 20, "target_delta": 1e-4} | settings
     budget = {"engine": engine, "target_epsilon": epsilon, "batch_size": batch_size}
     return make_private(model, sgd(model), data, **budget, **settings)
 
@@ -110,7 +110,7 @@ def test_a_state_of_another_run_is_refused_by_the_field_that_differs(field):
         base = {name: settings.pop(name) for name in ("lr", "momentum") if name in settings}
         base = optimizer(model.parameters(), **({"lr": 0.1} | base))
         data = TensorDataset(torch.zeros(records, 8), torch.zeros(records).long())
-        settings = {"target_epsilon": 1.0, "target_delta": 1e-4, "steps": 20, "accountant": "rdp"} | settings
+        settings = {"target_epsilon": 1.0, "target_delta": 1e-4, "steps": 20} | settings
         engine = PrivacyEngine(seed=0, secure_noise=secure_noise)
         return make_private(model, base, data, engine=engine, batch_size=batch_size, preset=preset, **settings)
 

@@ -54,7 +54,7 @@ def refuse(error, message, *, model=None, optimizer=None, **settings):
     model = model or make_model()
     optimizer = optimizer or torch.optim.AdamW(model.parameters())
     weights, groups, random = flat(model), repr(optimizer.param_groups), torch.get_rng_state()
-    defaults = {"target_epsilon": 3.0, "accountant": "rdp", "loader": DataLoader(FORBIDDEN, batch_size=8)}
+    defaults = {"target_epsilon": 3.0, "loader": DataLoader(FORBIDDEN, batch_size=8)}
     with pytest.raises(error, match=message):
         make_private(model, optimizer, **(defaults | settings))
     assert torch.equal(flat(model), weights) and torch.equal(torch.get_rng_state(), random)
@@ -125,7 +125,7 @@ WRONG_LOSSES = {
 def test_a_loss_function_of_the_wrong_form_releases_nothing(case, preset):
     """It is found at the first forward pass; once corrected, training starts as if nothing had been."""
     wrong, message = WRONG_LOSSES[case]
-    settings = {"preset": preset, "target_epsilon": 3.0, "accountant": "rdp"}
+    settings = {"preset": preset, "target_epsilon": 3.0}
     optimizer, undisturbed = by_hand(**settings), by_hand(**settings)
     model, (batch,) = optimizer.module, make_batches((6,))
     trained = make_model(seed=1) if case == "of another model" else model
@@ -183,7 +183,7 @@ BROKEN = {
 @pairs(target=[3.0, math.inf], preset=["robust", "paper", "fixed"], broken=BROKEN)
 def test_losses_that_are_not_finite_leave_all_that_is_learned_finite(broken, preset, target):
     """Weights, rate, thresholds and history, with one broken record in every batch, and then a whole broken batch."""
-    settings = {"target_epsilon": target, "accountant": "rdp", "clipping": AutomaticClipping()}
+    settings = {"target_epsilon": target, "clipping": AutomaticClipping()}
     optimizer = by_hand(preset=changed(preset, interval=1), **settings)
     model = optimizer.module
     for t, batch in enumerate(make_batches((8, 6, 5, 7))):

@@ -215,7 +215,7 @@ def test_a_run_in_pieces_is_the_run_in_one_piece(preset, unbound_noise):
     """Weights, learning rates and the raw values; an empty batch too."""
     runs = []
     for size in (None, 3, lambda record: len(record[0]) + 1):
-        settings = {"preset": preset, "target_epsilon": 3.0, "accountant": "rdp", "diagnostics": True}
+        settings = {"preset": preset, "target_epsilon": 3.0, "diagnostics": True}
         optimizer = by_hand(max_physical_batch_size=size, **settings)
         records = steps(optimizer, [8, 5, 0, 9])
         told = ([getattr(record, key) for record in records] for key in ("eta", "diagnostics"))

@@ -31,7 +31,7 @@ from hyfreedp.gradients import AbadiClipping, AutomaticClipping, NoClipping
 
 SIZES = (9, 6, 8, 0, 11, 7, 5)  # around the expected size, 8; one batch empty
 UNCLIPPED = {"threshold": math.inf}  # losses of a run without privacy
-PRIVATE = {"target_epsilon": 8.0, "accountant": "rdp"}
+PRIVATE = {"target_epsilon": 8.0}
 FACTORS = {
     "automatic": (AutomaticClipping(), {}),
     "abadi": (AbadiClipping(0.3), {"factor": lambda norm: min(1.0, 0.3 / norm), "sensitivity": 0.3}),
@@ -184,7 +184,7 @@ def test_a_step_draws_from_its_own_key_and_gives_the_callers_random_numbers_back
     ends = []
     for seed, settings in ((3, {"preset": "fixed"}), (4, {"preset": "fixed"}), (3, {"preset": "paper", "interval": 1})):
         model = make_model(dropout=0.5)
-        private = {"target_epsilon": 3.0, "accountant": "rdp"} | settings
+        private = {"target_epsilon": 3.0} | settings
         optimizer = by_hand(model, max_physical_batch_size=pieces, **private)
         for seed_all in (torch.manual_seed, np.random.seed, random.seed):
             seed_all(seed)

@@ -213,7 +213,7 @@ def with_a_frozen_layer(model):
 
 
 KINDS = BASES | {"rmsprop": rmsprop, "damped": damped, "frozen": with_a_frozen_layer}
-NOISY = {"target_epsilon": 3.0, "accountant": "rdp"}
+NOISY = {"target_epsilon": 3.0}
 
 
 def start(base="adamw", *, dropout=0.0, model_seed=0, **settings):

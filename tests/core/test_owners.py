@@ -23,7 +23,7 @@ def numbered(size=40):
 
 
 def private(owners=IDS, data=None, **settings):
-    settings = {"batch_size": 4, "target_epsilon": 3.0, "accountant": "rdp", "preset": "fixed"} | settings
+    settings = {"batch_size": 4, "target_epsilon": 3.0, "preset": "fixed"} | settings
     return make_private(data=data or numbered(), owners=owners, **settings)
 
 

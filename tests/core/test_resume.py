@@ -37,7 +37,7 @@ RUNS = {
 def start(name, *, model_seed=0, engine_seed=0, global_seed=0, workers=0):
     """A run about to begin."""
     model = make_model(seed=model_seed, dropout=0.5)
-    settings = {"target_epsilon": 3.0, "accountant": "rdp", "steps": STEPS, "seed": engine_seed} | RUNS[name]
+    settings = {"target_epsilon": 3.0, "steps": STEPS, "seed": engine_seed} | RUNS[name]
     loader = DataLoader(make_data(32), batch_size=8, num_workers=workers)
     _, optimizer, loader = make_private(model, settings.pop("base", adamw)(model), loader=loader, **settings)
     torch.manual_seed(global_seed)

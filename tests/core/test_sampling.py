@@ -169,7 +169,7 @@ def test_loaders_that_cannot_be_poisson_sampled_are_refused(loader, message):
 
 def private_run(**settings):
     old = DataLoader(make_data(), batch_size=8, shuffle=True)
-    private = {"target_epsilon": 3.0, "accountant": "rdp", "preset": "fixed", "steps": 12}
+    private = {"target_epsilon": 3.0, "preset": "fixed", "steps": 12}
     model, optimizer, loader = make_private(loader=old, **(private | settings))
     return cross_entropy(model), old, optimizer, loader
 

@@ -39,7 +39,7 @@ def test_a_record_of_weight_zero_is_no_record_and_of_weight_one_a_whole_one(pres
     """Also in votes and in the losses of a line search, with noise, over a whole run."""
 
     def run(weigh):
-        settings = {"steps": 6, "target_epsilon": 20.0, "preset": preset, "accountant": "rdp", "batch_size": 20}
+        settings = {"steps": 6, "target_epsilon": 20.0, "preset": preset, "batch_size": 20}
         optimizer, ends = by_hand(**settings), []
         model = optimizer.module
         for batch in make_batches([20] * 6):
