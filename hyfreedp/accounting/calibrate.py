@@ -180,6 +180,7 @@ def _vanilla_noise(split: NoiseSplit) -> float:
     tail = -2 * math.log(split.target_delta)
     mu = math.sqrt(tail + 2 * split.target_epsilon) - math.sqrt(tail)
     per_step = mu / (split.sample_rate * split.records_per_person * math.sqrt(split.steps))
+    per_step = min(max(per_step, 1 / LARGEST_NOISE), LARGEST_NOISE)  # mu may have become 0 or infinite
     sigma = _on_two_grids(noise, split.accountant, start=math.log1p(per_step**2) ** -0.5)
     if math.isinf(sigma):
         raise ValueError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import MISSING, fields
 from itertools import islice
@@ -19,6 +19,7 @@ from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 from transformers.trainer_utils import TrainOutput
 
 from hyfreedp import PRESETS, HyFreeDPOptimizer, PrivacyEngine
+from hyfreedp.checks import check_type
 from hyfreedp.data.batches import Records
 from hyfreedp.integrations.closure import ClosureOptimizer, epsilon_is_due, warn_of_log
 from hyfreedp.pytorch.wrapper import check_arguments, stepping
@@ -99,6 +100,7 @@ class PrivateTrainer(Trainer):
         engine: PrivacyEngine | None = None,
         **kwargs: Any,
     ) -> None:
+        check_type("privacy", privacy, Mapping, "a dictionary of arguments of make_private_with_epsilon")
         refused = dict(REFUSED)
         if loss is not None:
             check_arguments(loss, "model", "record")

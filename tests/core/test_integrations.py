@@ -313,6 +313,8 @@ def test_arguments_that_would_change_nothing_are_refused(trainer, monkeypatch):
     """Each of them alone, and with it what to do; where the rate is fixed, its arguments are followed."""
     from hyfreedp.integrations.transformers import OF_A_FIXED_RATE, OF_THE_ENVIRONMENT, REFUSED, PrivateTrainer
 
+    with pytest.raises(TypeError, match=r"privacy must be a dictionary of arguments .*, got float"):
+        PrivateTrainer(privacy=3.0)
     plain = trainer()  # all of them as they are
     known = {field.name for field in dataclasses.fields(plain.args)}
     for name in known & {*REFUSED, *OF_A_FIXED_RATE}:
@@ -452,8 +454,8 @@ def test_one_large_record_is_not_told_by_lightning(lightning, tmp_path):
 
 @OF_LIGHTNING
 @pytest.mark.usefixtures("open_umask")
-def test_a_checkpoint_of_lightning_can_be_published(lightning, tmp_path):
-    """The key lies in a file of its own; it is not resumed without it."""
+def test_a_checkpoint_of_lightning_can_be_published(lightning, tmp_path, capsys):
+    """The key lies in a file of its own; it is not resumed without it. The privacy statement is in it."""
     from lightning.pytorch.callbacks import ModelCheckpoint
 
     callbacks = [ModelCheckpoint(tmp_path / "saved", "run", every_n_train_steps=5)]
@@ -462,6 +464,9 @@ def test_a_checkpoint_of_lightning_can_be_published(lightning, tmp_path):
     key = check_the_key_lies_alone(tmp_path, module.private)
     (state,) = torch.load(tmp_path / "saved" / "run.ckpt", weights_only=False)["optimizer_states"]
     assert state["key_file"] == key.name and "not_private" not in repr(state)
+    capsys.readouterr()
+    main(["statement", str(tmp_path / "saved" / "run.ckpt")])
+    assert capsys.readouterr().out.startswith("# Differentially private: epsilon ")
     key.unlink()
     module, loader, trainer = lightning(engine=99)
     with pytest.raises(FileNotFoundError, match=f"put the file {key.name}, .* into the folder {tmp_path}"):
