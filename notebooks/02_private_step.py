@@ -403,6 +403,17 @@ if find_spec("hyfreedp"):
     )
 
 # %% [markdown]
+# ## 7. A step to play with
+#
+# Records are drawn, their gradients clipped, summed and noised, a parabola is fitted, the weights move. Each part has a slider. Which of them turns the parabola over, and which scatters it?
+
+# %%
+if find_spec("hyfreedp"):
+    from hyfreedp.experiments.book.sliders import private_step
+
+    display(private_step())
+
+# %% [markdown]
 # ## Exercises
 #
 # Put your answer in place of `None` and run the cell; it says whether you are right.
