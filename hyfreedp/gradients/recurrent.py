@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function
 
 State = tuple[Tensor, ...]  # hidden state (B, H) and, for an LSTM, cell state (B, H)
 
@@ -56,12 +57,33 @@ def _one_direction(mode: str, weights: list[Any], has_biases: bool, x: Tensor, s
     input_bias, state_bias = weights[2:4] if has_biases else (None, None)
     projection = weights[-1] if len(weights) in (3, 5) else None
     inputs = F.linear(x, input_weight, input_bias)
+    if projection is None:
+        output, *end = recurrence(inputs, state_weight, state_bias, mode, *state)
+        return output, tuple(end)
     outputs = []
     for from_input in inputs.unbind(1):
         new = _cell(mode, from_input, F.linear(state[0], state_weight, state_bias), state)
-        state = new if projection is None else (F.linear(new[0], projection), *new[1:])
+        state = F.linear(new[0], projection), *new[1:]
         outputs.append(state[0])
     return torch.stack(outputs, 1), state
+
+
+def recurrence(
+    inputs: Tensor, weight: Tensor, bias: Tensor | None, mode: str, *state: Tensor, added: Tensor | None = None
+) -> State:
+    """The outputs (B, T, H) and the last state, from what the inputs contribute to the gates, (B, T, G H).
+
+    ``added``, of the same shape, is added to what the hidden states contribute. A torch function, which has a rule.
+    """
+    if has_torch_function((inputs, *state)):
+        return handle_torch_function(recurrence, (inputs, *state), inputs, weight, bias, mode, *state)
+    more = [None] * inputs.shape[1] if added is None else added.unbind(1)
+    outputs = []
+    for from_input, one in zip(inputs.unbind(1), more, strict=True):
+        from_state = F.linear(state[0], weight, bias)
+        state = _cell(mode, from_input, from_state if one is None else from_state + one, state)
+        outputs.append(state[0])
+    return torch.stack(outputs, 1), *state
 
 
 def cell_step(
@@ -76,9 +98,10 @@ def cell_step(
 def _cell(mode: str, from_input: Tensor, from_state: Tensor, state: State) -> State:
     """The next state, before any projection, from the contributions of input and last state to the gates, (B, G H)."""
     if mode == "lstm":
-        input_gate, forget_gate, candidate, output_gate = (from_input + from_state).chunk(4, 1)
-        cell = forget_gate.sigmoid() * state[1] + input_gate.sigmoid() * candidate.tanh()
-        return output_gate.sigmoid() * cell.tanh(), cell
+        total = from_input + from_state
+        input_gate, forget_gate, _, output_gate = total.sigmoid().chunk(4, 1)
+        cell = forget_gate * state[1] + input_gate * total.chunk(4, 1)[2].tanh()
+        return output_gate * cell.tanh(), cell
     if mode == "gru":
         resets, updates, candidates = zip(from_input.chunk(3, 1), from_state.chunk(3, 1), strict=True)
         candidate = (candidates[0] + (resets[0] + resets[1]).sigmoid() * candidates[1]).tanh()

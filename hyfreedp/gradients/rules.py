@@ -20,7 +20,7 @@ from hyfreedp.gradients.convolution import convolution, each_dimension, padded_t
 from hyfreedp.gradients.functorch import is_wrapped
 from hyfreedp.gradients.mapped import Pass, Unmappable, composed, rule
 from hyfreedp.gradients.per_sample import EmbeddingRows, Instantiated, products, sum_positions, sum_tokens
-from hyfreedp.gradients.recurrent import cell_step, unrolled
+from hyfreedp.gradients.recurrent import cell_step, recurrence, unrolled
 
 Result = Any  # a tensor, or NotImplemented
 
@@ -203,6 +203,36 @@ def _cross_entropy(one_pass: Pass, func: Any, input: Any, target: Any, weight: A
 
 
 composed(F.embedding, _padded_embedding)
+
+
+@rule(recurrence)
+def _recurrence(one_pass: Pass, func: Any, inputs: Tensor, weight: Any, bias: Any, mode: str, *state: Tensor) -> Result:
+    """A recurrent layer in one direction; its time steps are computed outside of the map, which would slow each."""
+    x, starts = given(one_pass, inputs, weight, bias), [one_pass.samples(one) for one in state]
+    if x is None or x.dim() != 4:
+        return NotImplemented
+    rows, x, before = x.shape[1], x.flatten(0, 1), [one.flatten(0, 1) for one in starts if one is not None]
+    if len(before) < len(starts):
+        return NotImplemented
+    outputs = x  # known when the backward pass begins
+
+    def backward(x: Tensor | None, g: Tensor, wanted: bool) -> None:
+        """From the gradient g by what the hidden states contribute to the gates, (B rows, T, G H)."""
+        g = g.unflatten(0, (-1, rows)).flatten(1, 2)
+        hidden = torch.cat([before[0][:, None].to(outputs), outputs[:, :-1]], 1).detach().to(g.dtype)
+        if one_pass.is_trained(weight):
+            one_pass.add(weight, products(g, hidden.unflatten(0, (-1, rows)).flatten(1, 2)))
+        if one_pass.is_trained(bias):
+            one_pass.add(bias, Instantiated(sum_tokens(g, 1)))
+
+    added: Any = one_pass.samples(one_pass.layer(torch.zeros_like, backward, x, keeps_input=False))
+    kernel, shift = weight.detach(), None if bias is None else bias.detach()
+    if mode != "gru":  # both contributions are only summed, which one addition does for all time steps
+        x, added = x + added, None
+    outputs, *ends = func(x, kernel, shift, mode, *before, added=added)
+    return tuple(one_pass.of_sample(one.unflatten(0, (-1, rows))) for one in (outputs, *ends))
+
+
 composed(F.multi_head_attention_forward, multi_head_attention)
 for mode in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
     composed(getattr(torch, mode), partial(unrolled, mode))

@@ -84,7 +84,7 @@ def test_convolutions_of_clipped_sums_are_exact_where_others_are_rounded(monkeyp
 
 @pytest.mark.parametrize("threshold", [0.0, -1.0, float("nan"), float("inf")])
 def test_bad_clipping_arguments(threshold) -> None:
-    with pytest.raises(ValueError, match=f"threshold={threshold}"):
+    with pytest.raises(ValueError, match=rf"threshold.*{threshold}"):
         AbadiClipping(threshold)
-    with pytest.raises(ValueError, match=f"stability={threshold}"):
+    with pytest.raises(ValueError, match=rf"stability.*{threshold}"):
         AutomaticClipping(stability=threshold)
