@@ -116,11 +116,6 @@ def universal_hash(sums: Sequence[Tensor], key: bytes) -> bytes:
     return _authenticate(_to_host(sums, key), key)
 
 
-def universal_hashes(tensors: Sequence[Tensor], key: bytes) -> list[bytes]:
-    """:func:`universal_hash` of each tensor by itself."""
-    return [_authenticate([data], key) for data in _to_host(tensors, key)]
-
-
 def _authenticate(parts: Sequence[Tensor], key: bytes) -> bytes:
     mac = Poly1305(key)
     for data in parts:
