@@ -254,7 +254,7 @@ if controls:
 # left out whose rate it cannot reach by arithmetic. Notebook 12 counts these, once.
 
 # %%
-decided = image_classification.on_the_board(image_classification.judged(rows))
+decided = image_classification.judged(rows)
 if controls:
     decided += [*control.cases(found), control.against_ours(found, rows)]
 controlled = [f"data/results/{name}/control.csv" for name in controls]

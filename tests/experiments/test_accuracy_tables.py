@@ -67,13 +67,14 @@ def test_a_claim_is_judged_by_the_interval_over_data_sets(effects, verdict):
         {1.0: 0.4, 8.0: -0.4, math.inf: -50}
     )
     rows.loc[rows.row == "dadaptation", "accuracy"] -= behind / 100  # without privacy it does not count
-    judged = tables.judged(rows).set_index("claim")
-    line = judged.loc["D-Adaptation performs poorly with full fine-tuning"]
+    judged = {one.claim: one for one in tables.judged(rows)}
+    found = judged["D-Adaptation performs poorly with full fine-tuning"]
     half = stats.t.ppf(0.975, 2) * np.std(effects, ddof=1) / math.sqrt(3)
-    assert line.verdict == verdict and line.data_sets == 3 and line.paper > 50
-    assert f"{np.mean(effects) - half:+.1f} to {np.mean(effects) + half:+.1f}" in line.number
-    # Of BitFit there is no place here.
-    assert judged.loc[judged.index.str.startswith("With BitFit"), "verdict"].item() == "not shown"
+    assert (
+        found.outcome == verdict and "over 3 data sets" in found.number and "(the paper's tables: +71." in found.number
+    )
+    assert f"{np.mean(effects) - half:+.1f} to {np.mean(effects) + half:+.1f}" in found.number
+    assert not any(claim.startswith("With BitFit") for claim in judged), "of BitFit there is no place here"
 
 
 def test_out_of_reach_is_what_a_tenth_more_at_each_probe_does_not_reach():

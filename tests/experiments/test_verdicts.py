@@ -113,7 +113,7 @@ def recomputed():
     tables = {name: pd.read_csv(RESULTS / name / "image_classification.csv").assign(profile=name) for name in profiles}
     rows = pd.concat([image_classification.whole_places(tables["desktop"]), tables["laptop"]], ignore_index=True)
     found = pd.concat([control.compared(name) for name in profiles], ignore_index=True)
-    decided = image_classification.on_the_board(image_classification.judged(rows))
+    decided = image_classification.judged(rows)
     yield "06_image_classification", [*decided, *control.cases(found), control.against_ours(found, rows)]
     times = pd.read_csv(RESULTS / "laptop" / "efficiency.csv")
     compared = efficiency.beside_paper(paper.load("eff"), {"record": times}, "cpu")

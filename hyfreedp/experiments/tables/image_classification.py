@@ -14,7 +14,7 @@ from hyfreedp.experiments.models.image_models import MODELS, Tuning
 from hyfreedp.experiments.runs.cells import reader
 from hyfreedp.experiments.store.paths import workspace
 from hyfreedp.experiments.store.provenance import versions_of
-from hyfreedp.experiments.store.verdicts import COMPARABLE, POOR, Verdict, Whose, mean_interval, over_data_sets
+from hyfreedp.experiments.store.verdicts import COMPARABLE, POOR, Verdict, mean_interval, over_data_sets
 from hyfreedp.experiments.tables import paper, plan
 from hyfreedp.experiments.tables.grid import train_missing
 from hyfreedp.experiments.tables.plan import COLUMNS, LEARNED, RATES, ROWS, SCALES, TABLE, Scale, entries, table
@@ -194,37 +194,37 @@ def highest_rate(steps: int, first: float = 1e-4, interval: int = 5) -> float:
     return first * 1.1 ** (steps // interval)
 
 
-def judged(rows: pd.DataFrame) -> pd.DataFrame:
-    """What the paper claims of its tables, and what we claim, judged by our numbers of all profiles together.
+def judged(rows: pd.DataFrame) -> list[Verdict]:
+    """``CLAIMS`` by our numbers of all profiles together, as far as there are any, beside the paper's mean difference.
 
     Where HyFreeDP is compared with a search, places whose rate is not :func:`within_reach` are left out: notebook 12
     counts them, once.
-
-    Returns:
-        A line per claim: ``claim``, ``case``, ``least``; ``paper``, the mean difference in the paper's own tables (NaN
-        if it has none); ``data_sets``; ``verdict`` and ``number``, which says what decides.
     """
-    theirs = paper_numbers()
-    lines = []
+    theirs, decided = paper_numbers(), []
     for claim in CLAIMS:
         at = rows[np.isfinite(rows.epsilon) == claim.private]
-        reached = claim.better == "hyfreedp_paper" and claim.worse in ("grid", "dp_hyper")
-        versus = {"against": claim.worse, "tuning": claim.tuning}
-        far = paired(at[~within_reach(at)], claim.better, **versus)["by_place"] if reached else []
-        found = paired(at[within_reach(at)] if reached else at, claim.better, **versus)
+        versus: dict[str, Any] = {"against": claim.worse, "tuning": claim.tuning}
+        far = at[:0]
+        if claim.better == "hyfreedp_paper" and claim.worse in ("grid", "dp_hyper"):
+            near = within_reach(at)
+            at, far = at[near], at[~near]
+        points, left_out = (paired(part, claim.better, **versus)["by_place"] for part in (at, far))
+        if not len(points):
+            continue
+        outcome, number = over_data_sets(points, claim.least)
+        number += f"; beyond reach, left out: {over_data_sets(left_out)[1]}" if len(left_out) else ""
         wide = theirs[np.isfinite(theirs.epsilon) == claim.private].pivot(
             index=PAPER_PLACE, columns="row", values="value"
         )
         wide["grid_extended"] = wide.grid  # from whose rate its DP-hyper starts, too
-        there = wide if claim.tuning is None else wide.loc[[claim.tuning]]
-        known = claim.better in wide and claim.worse in wide
-        printed = (there[claim.better] - there[claim.worse]).mean() if known else math.nan
-        verdict, number = over_data_sets(found["by_place"], claim.least)
-        number += f"; beyond reach, left out: {over_data_sets(far)[1]}" if len(far) else ""
-        number += "" if math.isnan(printed) else f" (the paper's tables: {printed:+.1f})"
-        line = {"claim": claim.text, "case": claim.case, "least": claim.least, "paper": printed}
-        lines.append(line | {"data_sets": found["by_place"].index.nunique(), "verdict": verdict, "number": number})
-    return pd.DataFrame(lines)
+        if claim.better in wide and claim.worse in wide:
+            printed = wide[claim.better] - wide[claim.worse]
+            printed = printed if claim.tuning is None else printed.loc[[claim.tuning]]
+            number += f" (the paper's tables: {printed.mean():+.1f})"
+        decided.append(
+            Verdict(claim.text, outcome, number, "ours" if claim.text == OURS else "the paper's", claim.case)
+        )
+    return decided
 
 
 def markdown(rows: pd.DataFrame) -> str:
@@ -303,12 +303,3 @@ def comparisons(rows: pd.DataFrame) -> pd.DataFrame:
     table = pd.DataFrame.from_dict({name: paired(finite, name) for name in names}, orient="index")
     table.insert(0, "method", [ROWS[name].title for name in names])
     return table
-
-
-def on_the_board(judged: pd.DataFrame) -> list[Verdict]:
-    """All claims of :func:`judged` of which there are numbers."""
-    found = []
-    for row in judged[judged.data_sets > 0].itertuples():
-        whose: Whose = "ours" if row.claim == OURS else "the paper's"
-        found.append(Verdict(row.claim, row.verdict, row.number, whose, row.case))
-    return found
