@@ -264,7 +264,7 @@ def test_one_record_moves_the_sum_by_one_clip(name):
 
 @pytest.mark.parametrize("name", [name for name in MIXING if name not in UNTOLD])
 def test_mixing_is_told_at_the_first_step_before_anything_is_released(name):
-    optimizer, (batch,) = by_hand(network(), target_epsilon=3.0, accountant="rdp"), make_batches([16])
+    optimizer, (batch,) = by_hand(network(), target_epsilon=3.0), make_batches([16])
     with refused(optimizer, f"{MIXES}|fails for one alone"):
         optimizer.step(MIXING[name](optimizer.module), batch)
     optimizer.step(cross_entropy(optimizer.module), batch)
@@ -381,7 +381,7 @@ NOT_SEEN = pytest.param(balances, marks=pytest.mark.xfail(strict=True, reason="o
 @pytest.mark.parametrize("use", [keeps_tensors, adds_up, written_by_rows, counts, follows, NOT_SEEN])
 def test_a_loss_that_keeps_something_of_records_is_refused_in_the_course_of_a_run(use):
     model, memory = network(), {}
-    optimizer = by_hand(model, target_epsilon=3.0, accountant="rdp", preset="fixed", steps=60, batch_size=30)
+    optimizer = by_hand(model, target_epsilon=3.0, preset="fixed", steps=60, batch_size=30)
     with pytest.raises(ValueError, match=r"computed before it|uses a tensor of another pass"):
         for batch in make_batches([6] * 60):
             optimizer.step(lambda b: use(model, memory, *b), batch)

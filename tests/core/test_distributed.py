@@ -121,7 +121,7 @@ def start(rank, *, tuning="full", dropout=0.0, base="adamw", records=41, preset=
     """A run about to begin; its weights differ by rank until the engine has made them equal."""
     model = make_model(tuning, seed=rank, dropout=dropout)
     preset = changed(preset, interval=interval, initial_learning_rate=0.03)
-    settings = {"seed": 3, "steps": 9, "accountant": "rdp", "preset": preset} | settings
+    settings = {"seed": 3, "steps": 9, "preset": preset} | settings
     _, optimizer, loader = make_private(model, BASES[base](model), make_data(records), **settings)
     return model, optimizer, loader
 
@@ -226,7 +226,7 @@ def test_shards_make_up_the_batch_of_one_process(size):
 
 
 def private(engine, model, steps=9):
-    return make_private(model, engine=engine, target_epsilon=3.0, steps=steps, accountant="rdp")[1:]
+    return make_private(model, engine=engine, target_epsilon=3.0, steps=steps)[1:]
 
 
 # -- what must be equal ------------------------------------------------------------------------------------------------
@@ -263,7 +263,7 @@ def other_order(rank, *, orders, plain=False):
         record = {"x": x * (torch.rand(()) < 0.5), "half": x.bfloat16(), "image": np.ones(3), "text": f"{y}"}
         return record | ({"own": own.random()} if index < 20 else {})
 
-    make_private(data=plainly if plain else Made(40, augmented), target_epsilon=3.0, accountant="rdp")
+    make_private(data=plainly if plain else Made(40, augmented), target_epsilon=3.0)
 
 
 @pytest.mark.parametrize("plain", [True, False])
