@@ -20,7 +20,6 @@ from hyfreedp.experiments.store.files import write_csv
 from hyfreedp.experiments.store.paths import RESULTS
 from hyfreedp.experiments.store.provenance import with_versions
 from hyfreedp.experiments.store.verdicts import Verdict, by_row
-from hyfreedp.experiments.studies import landscape
 from hyfreedp.experiments.studies.noise_split import DATA_SETS
 from hyfreedp.noise import NoiseGenerator
 from hyfreedp.privatize import privatize_gradient, privatize_loss
@@ -85,9 +84,7 @@ def magnitudes(draws: int = 20_000, dimension: int = 1_000, batch_size: int = 1_
 
 def more_points(numbers: Sequence[int] = (5, 9)) -> Verdict:
     """The footnote that more points may stabilise the fit, by its slope's noise at the same privacy."""
-    fits = {
-        n: fit_quadratic(np.linspace(-1, 1, n), np.zeros(n), landscape.noise_for_points(1.0, n)) for n in (3, *numbers)
-    }
+    fits = {n: fit_quadratic(np.linspace(-1, 1, n), np.zeros(n), (n / 3) ** 0.5) for n in (3, *numbers)}
     slopes = {n: fits[n].slope_std / fits[3].slope_std for n in numbers}
     told = ", ".join(f"{slope:.2f} times with {n}" for n, slope in slopes.items())
     claim = "Footnote: more points than three may stabilise the fit"
