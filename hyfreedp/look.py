@@ -19,8 +19,9 @@ Starting at the rate in force, the votes lead up or down while they exceed their
 taken, but all are paid for. A look errs by about an octave, so the run moves half the way, in octaves. After the first
 step the weights move along, in both directions; later they only come back towards w_0.
 
-Without privacy, z stands for the noise of drawing batches, of the same size under Adam. After the last look the rate is
-constant. The run ends at an average of its weights, those after t steps weighted by t^8, which acts like a decay.
+Without privacy no noise is to come, and no vote must be bounded: mean losses along the ray are compared, without z.
+After the last look the rate is constant. The run ends at an average of its weights, those after t steps weighted by
+t^8, which acts like a decay.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from torch import Tensor
 from hyfreedp.accounting.split import VOTE_CLIP, VOTES
 from hyfreedp.learner import BatchView, RateLearner
 from hyfreedp.noise import NoiseGenerator
-from hyfreedp.privatize import loss_noise_std, privatize_votes
+from hyfreedp.privatize import UNBOUNDED_LOSS, loss_noise_std, noisy_mean, privatize_votes
 from hyfreedp.pytorch.base_optimizer import trainable
 from hyfreedp.pytorch.records import LookResult
 from hyfreedp.schedule import FIRST_LOOK_STEP, LOOK_SHARES
@@ -124,18 +125,30 @@ class _Votes:
         self.released: dict[int, float] = {}
 
     def margin(self, j: int) -> float:
-        """The private margin of the j-th rate over the next lower one."""
+        """The margin of the j-th rate over the next lower one."""
         if j not in self.released:
-            (self.released[j],) = privatize_votes(
-                torch.stack([self._losses_of(j), self._losses_of(j + 1)]),
-                self._view.noise_multiplier,
-                expected_batch_size=self._view.expected_batch_size,
-                steepness=max(1.0, CLEAR_MARGIN * self.std / CLEAR_VOTE),
-                weights=self._view.batch.weights,
-                generator=self._view.generator,
-                add_up=self._view.processes.add_up,
-            )
+            pair = torch.stack([self._losses_of(j), self._losses_of(j + 1)])
+            self.released[j] = self._votes(pair) if self._view.noise_multiplier > 0 else self._mean_losses(pair)
         return self.released[j]
+
+    def _votes(self, pair: Tensor) -> float:
+        (margin,) = privatize_votes(
+            pair,
+            self._view.noise_multiplier,
+            expected_batch_size=self._view.expected_batch_size,
+            steepness=max(1.0, CLEAR_MARGIN * self.std / CLEAR_VOTE),
+            weights=self._view.batch.weights,
+            generator=self._view.generator,
+            add_up=self._view.processes.add_up,
+        )
+        return margin
+
+    def _mean_losses(self, pair: Tensor) -> float:
+        """How much lower the mean loss is at the former rate, without privacy: no record's part must be bounded."""
+        values = pair.double().nan_to_num(nan=math.inf).clamp(-UNBOUNDED_LOSS, UNBOUNDED_LOSS)
+        batch, size, add_up = self._view.batch, self._view.expected_batch_size, self._view.processes.add_up
+        former, latter = noisy_mean(batch.weighted(values), math.inf, 0.0, size, None, add_up).tolist()
+        return float(latter - former)
 
     def _losses_of(self, j: int) -> Tensor:
         if j not in self._losses:
@@ -181,6 +194,7 @@ class LookedRate(RateLearner):
         self._reach = math.sqrt(steps) * displacement  # of the run's noise, per unit of rate and of the gradient
         momentum = float(groups[0].get("momentum", 0.0))
         self._to_come = {t: noise_to_come(schedule, t, momentum) for t in looks}
+        self._private = noise_std > 0
         # Size of a private gradient's coordinates: public where there is noise, else the first gradient's.
         self._unit = (noise_std or math.nan) if proportional else 1.0
         self._first, self._c0 = eta, public_start(self._parameters)
@@ -236,9 +250,9 @@ class LookedRate(RateLearner):
         """From w_0, what the first rate would have moved and its noise to come; z is public, groups at their rates."""
         public = NoiseGenerator(PUBLIC_SEED).child("look", self._made)
         ray = torch._foreach_sub(present, self._start)
-        if math.isnan(self._unit):  # no gradient so far but zeros, which moved nothing: all rates are alike
-            return ray
         torch._foreach_div_(ray, self._level)
+        if not self._private:
+            return ray
         displacement = self._first_eta * self._reach * self._unit * self._to_come[self._made]
         for i, (way, ratio) in enumerate(zip(ray, self._ratios, strict=True)):
             z = public.child("z", i).normal(*way.shape, device=way.device)

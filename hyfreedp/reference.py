@@ -84,9 +84,14 @@ def clipped_losses(losses: list[list[float]], threshold: float) -> Tensor:
     return torch.tensor([math.fsum(row) for row in clipped], dtype=torch.float64)
 
 
+def finite(losses: list[float]) -> list[float]:
+    """Losses within 1e100; NaN counts as the largest."""
+    return [1e100 if math.isnan(one) else min(max(one, -1e100), 1e100) for one in losses]
+
+
 def votes(here: list[float], there: list[float], steepness: float) -> Tensor:
     """The sum of ``(b - a) / (|a| + |b|)`` over records with losses a here and b there, made steeper within [-1, 1]."""
-    here, there = ([1e100 if math.isnan(one) else min(max(one, -1e100), 1e100) for one in row] for row in (here, there))
+    here, there = finite(here), finite(there)
     total = 0
     for a, b in zip(here, there, strict=True):
         if a or b:
@@ -235,15 +240,15 @@ class Looks:
         ahead = sum(factor**2 for factor in self.factors[t:])
         made = sum(factor * (1 - self.momentum ** (t - s)) for s, factor in enumerate(self.factors[:t]))
         share = made / sum(self.factors)  # of the schedule
-        std = math.sqrt(ahead * share**0.75) * self.first() * self.reach * self.unit
-        return 0.0 if math.isnan(std) else std  # if all gradients so far were zero, all rates are alike
+        return math.sqrt(ahead * share**0.75) * self.first() * self.reach * self.unit
 
     def look(
         self, t: int, model: nn.Module, loss: Loss, batch: Batch, sigma: float, B: float, noise: NoiseGenerator
     ) -> dict[str, Any]:
         """Compare the losses of the batch at all rates of the ladder, and move half the way to where votes lead."""
         way = [here - begun for here, begun in zip(self.now(), self.start, strict=True)]
-        ray, public, std = [], NoiseGenerator(0).child("look", t), self.noise_to_come(t)
+        ray, public = [], NoiseGenerator(0).child("look", t)
+        std = self.noise_to_come(t) if sigma else 0.0
         for i, (moved, ratio) in enumerate(zip(way, self.ratios, strict=True)):
             z = public.child("z", i).normal(*moved.shape).to(moved.dtype)
             ray.append(moved / self.level + std * ratio * z)
@@ -257,8 +262,10 @@ class Looks:
 
         def margin(j: int) -> float:
             """Of rate j over the next lower one; released when it is first asked for."""
-            if j not in margins:
+            if j not in margins and sigma:
                 margins[j] = private([votes(losses[j], losses[j + 1], steepness)], sigma, 1.0, B, noise)[0][0].item()
+            elif j not in margins:  # without privacy, of mean losses
+                margins[j] = (math.fsum(finite(losses[j + 1])) - math.fsum(finite(losses[j]))) / B
             return margins[j]
 
         before = self.level

@@ -9,7 +9,7 @@ Decay = Literal["none", "linear", "cosine"]
 
 # Measured on validation data of small tasks, see docs/step_rule.md.
 FIRST_LOOK_STEP = 1  # number of steps before the first look
-LOOK_SHARES = (1 / 32, 1 / 8, 1 / 2)  # shares of the run before the later looks
+LOOK_SHARES = (1 / 8, 1 / 2, 3 / 4)  # shares of the run before the later looks
 
 
 def decay_factor(step: int, steps: int, decay: Decay, start: float = 0.0) -> float:

@@ -289,7 +289,7 @@ table
 # * $\kappa^2 = p^{3/4}$ makes it smaller, where $p$ is the share of the way that was made. For what the run will still *learn* is not on the ray; so the full noise would be too much to set against the little that was learned so far.
 #   (That $\kappa$ grows with $p$ is plain. The power did best on trial, see [docs/step_rule.md](../docs/step_rule.md).)
 #
-# We train to the look at an eighth of the steps, the last but one, and build the question by hand, with noise to come and without.
+# We train to the second look, at an eighth of the steps, and build the question by hand, with noise to come and without.
 
 
 # %%
@@ -320,7 +320,7 @@ def losses_along(t, batch, share):
 
 optimizer, per_sample_loss, batches = private_run(1.0)
 start, rates = weights(), optimizer.eta * np.array(LADDER)
-made = look_steps(steps)[-2]
+made = look_steps(steps)[1]
 batch, c = train_to(made), optimizer.eta
 share = noise_to_come([1.0] * steps, made)  # kappa s, of a constant rate
 losses = {

@@ -41,7 +41,7 @@ class LookResult:
     Attributes:
         rates: the ladder, highest first, without decay, m + 1 of them.
         margins: for each rate but the last, the private mean vote for it against the next lower one; None where no
-            vote was taken.
+            vote was taken. Without privacy, how much lower the mean loss is.
         margin_std: standard deviation of the noise of each margin.
         chosen: the rate that the votes lead to, starting at the rate in force.
         eta_next: the rate from here on, half the way there in octaves.

@@ -127,7 +127,7 @@ display(Markdown(text))
 #   bottom is at $\eta = b/a$. It releases three noisy losses, at $\mathbf w$ and $\mathbf w \pm \eta \mathbf G$, and keeps to the
 #   guards around $b/a$ and the smoothing of its authors' own package, `gen-optim`.
 # * **Preset "robust"** (our own rule, and the default) asks less. AdamW on normalised gradients hardly knows the scale of a task. So the rate starts
-#   at a public number, $6/\sqrt{nT}$ for $T$ steps and $n$ inputs of all layers together. After the first step, at 1/32, 1/8 and 1/2 of the run the
+#   at a public number, $6/\sqrt{nT}$ for $T$ steps and $n$ inputs of all layers together. After the first step, at 1/8, 1/2 and 3/4 of the run the
 #   records *look*: they compare how the run so far would have ended at other rates. Between two neighbours of eleven rates every record votes, by the share of its loss that it would lose. No vote can
 #   count for more than 1, so there is no threshold. The run moves half the way to where the votes lead, and ends at an average of its weights. (The committed runs below are of the rule before: their records voted 1, 0 or -1,
 #   and they went on at the mean of the start and of what the looks found.)
