@@ -47,5 +47,5 @@ def look(history: Iterable[Mapping[str, Any]]) -> Figure:
         axes.legend(fontsize="small")
     for unused in panels[len(rows) :]:
         unused.remove()
-    figure.supylabel("share for the higher rate less that for the lower", fontsize="medium")
+    figure.supylabel("mean vote for the higher rate", fontsize="medium")
     return figure
