@@ -168,21 +168,27 @@ def _padded_embedding(
 
 @rule(F.scaled_dot_product_attention)
 def _attention(
-    one_pass: Pass, func: Any, query: Tensor, key: Tensor, value: Tensor, *args: Any, **named: Any
+    one_pass: Pass,
+    func: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    *args: Any,
+    **named: Any,
 ) -> Result:
     """Joins samples and batch dimensions, since functorch has no batching rule for it on CPUs."""
-    tensors: list[Any] = [one_pass.samples(t) for t in (query, key, value)]
-    mask = args[0] if args else named.pop("attn_mask", None)
-    if any(t is None or t.dim() < 4 for t in tensors):
+    tensors: list[Any] = [one_pass.samples(t) for t in (query, key, value, attn_mask) if t is not None]
+    if any(t is None for t in tensors) or any(t.dim() < 4 for t in tensors[:3]):
         return NotImplemented
-    batch = torch.broadcast_shapes(*(t.shape[:-3] for t in tensors))
-    if mask is not None:
-        if (mask := one_pass.samples(mask)) is None:
-            return NotImplemented
-        mask = mask.reshape(len(mask), *[1] * (tensors[0].dim() - mask.dim()), *mask.shape[1:])
-        mask = mask.expand(*batch, *mask.shape[len(batch) :]).flatten(0, len(batch) - 1)
-    tensors = [t.expand(*batch, *t.shape[-3:]).flatten(0, -4) for t in tensors]
-    return one_pass.of_sample(func(*tensors, mask, *args[1:], **named).unflatten(0, batch))
+    most = max(t.dim() for t in tensors[:3])
+    if tensors[-1].dim() > most:
+        return NotImplemented
+    # Broadcasting tensors of fewer dimensions as they are would take the samples of one for the rows of another.
+    tensors = [t.reshape(len(t), *[1] * (most - t.dim()), *t.shape[1:]) for t in tensors]
+    batch = torch.broadcast_shapes(*(t.shape[:-3] for t in tensors[:3]))
+    q, k, v, *mask = (t.expand(*batch, *t.shape[len(batch) :]).flatten(0, len(batch) - 1) for t in tensors)
+    return one_pass.of_sample(func(q, k, v, *mask or [None], *args, **named).unflatten(0, batch))
 
 
 @rule(F.cross_entropy)

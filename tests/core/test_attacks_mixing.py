@@ -169,6 +169,12 @@ def read(value):
     return of_losses(lambda losses, b: losses * (value(b[0]) + 1))
 
 
+def attended(x):
+    """By a query that has one dimension more than keys and values, as of records whose row was taken away."""
+    keys = x.view(1, 5, 1)
+    return F.scaled_dot_product_attention(x.view(1, 1, 5, 1), keys, keys).reshape(-1, 5).mean(0, keepdim=True)
+
+
 def penalised(model):
     """A gradient within the loss, by what all records share."""
 
@@ -243,6 +249,7 @@ ROUTES = {
     "a number": read(lambda x: x.max().item()),
     "a shape": read(lambda x: len(x[x > 1])),
     "data": read(lambda x: x.data.mean()),
+    "attention of other dimensions": of_inputs(attended),
     "a gradient within": penalised,
     "a function of one's own": lambda model: lambda b: F.cross_entropy(Mixing.apply(model(b[0])), b[1]),
     "a hook": hooked,

@@ -95,6 +95,7 @@ USES = {  # the parameter's shape, what is done with it and h (1, 5, 6), and why
     "norm": ((6,), lambda h, p: F.layer_norm(h, (6,), p, p + 1)),
     "group norm": ((5,), lambda h, p: F.group_norm(h, 1, p)),
     "attention": ((1, 1, 5, 5), lambda h, p: F.scaled_dot_product_attention(*[h[:, None]] * 3, attn_mask=p)[:, 0]),
+    "attention of other dimensions": ((5, 5), lambda h, p: F.scaled_dot_product_attention(h[:, None], h, h, p)[:, 0]),
     "penalty": ((6,), lambda h, p: h + p.square().sum()),
     "numbers of samples": ((6,), lambda h, p: h.detach() * p),
     "mapped": ((3, 6), lambda h, p: torch.vmap(lambda row: h * row)(p).mean(0), SCRIPT),
