@@ -3,7 +3,8 @@
 A rule replaces a torch function within a :class:`~.mapped.Pass` if the function gets trained parameters as they are: it
 computes the layer on the tensors (B, ...) behind the samples'. To add one, decorate a function with
 :func:`~.mapped.rule` that calls :meth:`~.mapped.Pass.layer` with the layer and its backward pass. No rule is needed for
-correctness: small parameters, as of norms, positions or scales, are as fast with a copy for each sample.
+correctness: a parameter without one gets a copy for each sample, which is as fast for positions or scales. Layer and
+group norm have rules in :mod:`~hyfreedp.gradients.normalization`, since copies would cost them time.
 """
 
 from __future__ import annotations
