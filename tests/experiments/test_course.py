@@ -179,6 +179,7 @@ DRAWN = """\
 # jupyter:
 #   jupytext:
 #     text_representation:
+#       extension: .py
 #       format_name: percent
 #   kernelspec:
 #     display_name: Python 3
@@ -215,6 +216,6 @@ def test_figures_are_saved_without_a_line_in_the_notebook_and_answers_open_folde
     expected = {"shows": "a line", "claim": "a claim", "inputs": ["cell 0"], "summary": ["it rises"]}
     assert described.items() >= expected.items() and described["parameters"]["profile"] == "smoke"
     cells = nbformat.read(workspace.root / "out.ipynb", as_version=4).cells
-    assert not [cell for cell in cells if "plots" in cell.source]
+    assert not [cell for cell in cells if "_plots" in cell.source]
     (answer,) = (cell for cell in cells if cell.source.startswith("### Answer"))
     assert answer.metadata["jp-MarkdownHeadingCollapsed"]
