@@ -1,7 +1,7 @@
 """A loss must not write into the model: it would write raw values, which the state_dict would publish.
 
-Each pass must also start from the same state. So plain attributes of layers, and buffers that are not in the state_dict
-(caches), are silently restored after each pass.
+Each pass must also start from the same state. So plain attributes of layers, buffers that are not in the state_dict
+(caches), and which parameters require gradients are silently restored after each pass.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ _REGISTRIES = ("_parameters", "_buffers", "_modules")
 class ModelGuard:
     """Refuses passes that write into buffers or parameters of a module, or replace them; restores both.
 
-    Between passes anything may change, as when a state is loaded. Tensors are compared by version counter and, if
-    samples are computed one at a time, by value, since a write through ``.data``, which a map refuses, leaves no other
-    trace. What ``get_extra_state`` of a layer returns is compared as pickled.
+    Between passes anything may change, as when a state is loaded. Buffers are compared by value, since a write through
+    a NumPy array that shares their memory leaves no other trace. Parameters are compared by version counter and, if
+    samples are computed one at a time, by value, since they may write through ``.data``, which a map refuses. What
+    ``get_extra_state`` of a layer returns is compared as pickled.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -41,7 +42,7 @@ class ModelGuard:
     def unchanged(self, *, by_value: bool = False) -> Iterator[None]:
         """A context for passes: Refused, naming it, if they changed what is in the state_dict.
 
-        With ``by_value`` a write that no version counter shows is found, too.
+        With ``by_value`` a write into a parameter that no version counter shows is found, too.
         """
         layers = layers_of(self._module)
         scripts = torch.jit.ScriptModule  # these keep their attributes elsewhere
@@ -52,12 +53,16 @@ class ModelGuard:
         copied = tensors if by_value else buffers
         copies = {place: tensor.detach().clone() for place, tensor in copied.items()}
         versions = [tensor._version for tensor in tensors.values()]
+        require_gradients = [tensor.requires_grad for tensor in parameters.values()]
         try:
             yield
         finally:
             changed = _put_back(contents) + _put_back_extra(extra)
+            for tensor, required in zip(parameters.values(), require_gradients, strict=True):
+                if tensor.requires_grad != required:
+                    tensor.requires_grad_(required)
             for (place, tensor), version in zip(tensors.items(), versions, strict=True):
-                if tensor._version == version and not (by_value and _bits_differ(tensor, copies[place])):
+                if tensor._version == version and not (place in copies and _bits_differ(tensor, copies[place])):
                     continue
                 layer, name = place
                 if name in layer._non_persistent_buffers_set:

@@ -26,10 +26,10 @@ def _layer_norm(
     bias: Any = None,
     eps: float = 1e-5,
 ) -> Result:
-    x = _plain(one_pass, input, weight, bias)
-    if x is None:
+    x, shape = _plain(one_pass, input, weight, bias), list(normalized_shape)
+    if x is None or x.dim() <= len(shape):  # such a shape would take in the samples
         return NotImplemented
-    scale, shift, shape = _detached(weight), _detached(bias), list(normalized_shape)
+    scale, shift = _detached(weight), _detached(bias)
     mean = rstd = x  # set by each computation of the layer, as in a checkpoint
 
     def call(x: Tensor) -> Tensor:

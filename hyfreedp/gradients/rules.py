@@ -164,6 +164,11 @@ def _padded_embedding(
     return torch.where((input == padding_idx % len(weight))[..., None], rows.detach(), rows)
 
 
+def _rolled(x: Tensor, *args: Any, **named: Any) -> Result:
+    """A number stays as it is; functorch rolls numbers of samples along the samples."""
+    return x.clone() if is_wrapped(x) and x.dim() == 0 else NotImplemented
+
+
 # -- attention, and functions of other functions -----------------------------------------------------------------------
 
 
@@ -210,6 +215,8 @@ def _cross_entropy(one_pass: Pass, func: Any, input: Any, target: Any, weight: A
 
 
 composed(F.embedding, _padded_embedding)
+composed(torch.roll, _rolled)
+composed(Tensor.roll, _rolled)
 
 
 @rule(recurrence)

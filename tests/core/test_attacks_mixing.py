@@ -250,6 +250,7 @@ ROUTES = {
     "a shape": read(lambda x: len(x[x > 1])),
     "data": read(lambda x: x.data.mean()),
     "attention of other dimensions": of_inputs(attended),
+    "a rolled number": of_inputs(lambda x: x + x.sum().roll(1)),
     "a gradient within": penalised,
     "a function of one's own": lambda model: lambda b: F.cross_entropy(Mixing.apply(model(b[0])), b[1]),
     "a hook": hooked,

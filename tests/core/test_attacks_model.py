@@ -81,6 +81,7 @@ def learns(act):
         return x + layer.bias + layer.frozen
 
     parts = {"ema": nn.Buffer(torch.zeros(8)), "bias": nn.Parameter(torch.zeros(8))}
+    parts["array"] = parts["ema"].numpy()
     return Built(forward, **parts, frozen=nn.Parameter(torch.zeros(8), requires_grad=False))
 
 
@@ -89,6 +90,7 @@ LEARNING = {
     "in probes only": ("ema", lambda layer, mean, call: torch.is_grad_enabled() or layer.ema.add_(mean)),
     "later": ("ema", lambda layer, mean, call: call > 12 and layer.ema.add_(mean)),
     "where no counter moves": ("ema", lambda layer, mean, call: layer.ema.data.add_(1.0)),
+    "by an array that shares its memory": ("ema", lambda layer, mean, call: call > 12 and layer.array.fill(1)),
     "by another tensor": ("ema", lambda layer, mean, call: setattr(layer, "ema", torch.ones(8))),
     "by a new buffer": ("seen", lambda layer, mean, call: layer.register_buffer("seen", torch.ones(8))),
     "in a frozen parameter": ("frozen", lambda layer, mean, call: layer.frozen.data.copy_(mean)),
@@ -120,6 +122,30 @@ def test_what_was_written_into_a_parameter_is_put_back(case):
     with pytest.raises(ValueError, match=f"parameters of the model: '0.{name}'"):
         train(optimizer, loader)
     assert not model.state_dict()[f"0.{name}"].any()
+
+
+@pytest.mark.filterwarnings("ignore:samples are computed one at a time")
+@pytest.mark.parametrize("trained", [True, False])
+def test_a_record_does_not_decide_which_parameters_are_trained(trained):
+    """As where layers thaw, or freeze, at a small loss: one in a look moved the sum of the step by 2.5, or 11 clips."""
+    sums = []
+    for decides in (False, True):
+        model, (batch,) = make_model(), make_batches([16])
+        model[0].requires_grad_(not trained)
+        batch[0][-1] *= 300
+
+        def loss(b, model=model, decides=decides):
+            value = losses(model)(b)
+            if decides and bool(b[0].abs().max() > 50):
+                model[0].requires_grad_(trained)
+            return value
+
+        engine = make_engine(model, AutomaticClipping())
+        with torch.no_grad():
+            engine.losses(loss, batch)
+        engine.add(loss, batch)
+        sums.append(torch.cat([one.flatten() for one in engine.clipped_sums(list(model.parameters()))]))
+    torch.testing.assert_close(*sums)
 
 
 WRITES = {
