@@ -303,9 +303,11 @@ figure = plt.figure(figsize=(12, 5))
 axes = figure.subplot_mosaic([["path", "path", 0, 1, 2, 3, 4], ["path", "path", 5, 6, 7, 8, 9]])
 axes["path"].contour(slopes, intercepts, np.reshape(heights, slopes.shape), levels=12, colors="0.8", linewidths=0.8)
 for (name, way), mark in zip(paths.items(), ("s--", "o-"), strict=True):
-    axes["path"].plot(*way.T, mark, markersize=4, label=f"{name}: {np.linalg.norm(way[-1] - best):.2f} from it")
+    axes["path"].plot(*way.T, mark, markersize=4, label=name)
 axes["path"].plot(*best, "k*", markersize=12, label="least squares, not private")
-axes["path"].set(xlim=(-0.6, 3), ylim=(-0.6, 2), xlabel="slope", ylabel="intercept", title="Ten steps of Algorithm 1")
+axes["path"].set(xlim=(-0.6, 3), ylim=(-0.6, 2), xlabel="slope", ylabel="intercept")
+off = [f"{np.linalg.norm(way[-1] - best):,.2f}" for way in paths.values()]
+axes["path"].set_title(f"Ends {off[0]} from the optimum\nas printed, {off[1]} with guards")
 axes["path"].legend(fontsize="small", loc="upper left")
 for t, (_, _, three, R, before, slope, curvature, after) in enumerate(runs["with guards"][0]):
     along = np.linspace(-1.2 * before, 1.5 * before, 50)

@@ -524,11 +524,11 @@ plots.legend_below(axis, ncols=3)
 plt.show()
 
 # %% [markdown]
-# *Read a panel.* Above, the lines are what the look asks about: the loss along the ray, with the noise to come and without. After one step $p = 1/T$, so $\kappa$ is small and the two lines are close; they part as the run goes on. Below are the only numbers that are
+# *Read a panel.* Above, the lines are what the look asks about: the loss along the ray, with the noise to come and without. Early in a run $\kappa$ is small, and late little noise is to come ($s$), so the two lines are farthest apart in between. Below are the only numbers that are
 # released: a vote between each pair of rates on the way. Inside the grey band a vote is not clear of its noise, and the walk ends there.
 #
 # *From above* the harm is there to see: at a high rate the losses along the ray rise steeply, so that votes can be clear.
-# *From below* the run has hardly moved, so the places on the ray next to its own have nearly the same loss. Where no vote is clear the rate stays (see the last line above for what it did here). **Looks are better at mending a start that is too high than one that is too low, on so little data.**
+# *From below* the run has hardly moved at first, so the places on the ray next to its own have nearly the same loss. Where no vote is clear the rate stays, until a later look (see the last line above for what it did here). **Looks are better at mending a start that is too high than one that is too low, on so little data.**
 # [docs/step_rule.md](../docs/step_rule.md) has more places where the rule fails.
 
 # %% [markdown]

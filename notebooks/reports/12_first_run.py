@@ -130,7 +130,7 @@ display(Markdown(text))
 #   at a public number, $6/\sqrt{nT}$ for $T$ steps and $n$ inputs of all layers together. After the first step, at 1/8, 1/2 and 3/4 of the run the
 #   records *look*: they compare how the run so far would have ended at other rates. Between two neighbours of eleven rates every record votes, by the share of its loss that it would lose. No vote can
 #   count for more than 1, so there is no threshold. The run moves half the way to where the votes lead, and ends at an average of its weights. (The committed runs below are of the rule before: their records voted 1, 0 or -1,
-#   and they went on at the mean of the start and of what the looks found.)
+#   and looked at 1/32 of the run instead of 3/4; they went on at the mean of the start and of what the looks found.)
 #
 # Notebook 04 shows why a parabola is short-sighted. The figure is one step of both, after the paper's Fig. "overview": HyFreeDP learns eta and R_l under DP and leaves all other hyperparameters at constants.
 # **Predict first:** is there a way from the raw side to the new $\eta$ that meets no noise? And of everything that happens in a step, what may be written to a log file that the world can read?
@@ -383,7 +383,7 @@ batches = 100 * 500 / 1500
 check(batches, lambda: truth("12.1", protocol, task))
 
 # %% [markdown]
-# 2. A look releases sums of $\pm 1$ and 0 over the batch with noise of multiplier $\sigma_l$ (one record moves each sum by 1 at most), and
+# 2. A look releases sums of votes in $[-1, 1]$ over the batch with noise of multiplier $\sigma_l$ (one record moves each sum by 1 at most), and
 #    a margin is such a sum divided by the expected batch size $B = 500$. For the runs of section 4, $\sigma_l$ is
 #    `records[0]["noise_split"]["sigma_loss"]`. Which standard deviation has the noise of a margin?
 
