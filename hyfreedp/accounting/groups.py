@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from hyfreedp.accounting.privacy_loss import PrivacyLossDistribution
+from hyfreedp.accounting.privacy_loss import LARGEST_EXPONENT, PrivacyLossDistribution
 
 _NUMBERS_AT_ONCE = 10**7  # limits memory
 _TAIL_STDS = 10.0  # standard deviations; outcomes beyond count as an infinite loss
@@ -52,7 +52,7 @@ class SampledGaussian:
         self._present, self._log_probs = present[likely], log_probs[likely]
         self._sigma, self._sample_rate, self._records = sigma, sample_rate, records
         self._x = np.linspace(-_TAIL_STDS * sigma, self._present[-1, 0] + _TAIL_STDS * sigma, _NEWTON_STARTS)
-        self.losses = _log_sum(self._exponents(self._x))
+        self.losses = self._log_mean(self._differences(self._x))
         weights = np.exp(self.losses - self._x**2 / (2 * sigma**2))
         weights /= weights.sum()
         self.deviation = math.sqrt(weights @ (self.losses - weights @ self.losses) ** 2)
@@ -75,19 +75,31 @@ class SampledGaussian:
         """
         t = self._outcomes_closed_form(losses) if self._records == 1 else self._outcomes_newton(losses)
         at = (self._present - t) / self._sigma
-        above = _log_sum(self._log_probs + special.log_ndtr(at)), special.log_ndtr(-t / self._sigma)
-        below = special.log_ndtr(t / self._sigma), _log_sum(self._log_probs + special.log_ndtr(-at))
-        return np.minimum(_hockey_stick(losses, *above) + self._rest, 1), _hockey_stick(-losses, *below)
+        above, below = special.log_ndtr(-t / self._sigma), special.log_ndtr(t / self._sigma)  # of N(0, sigma^2)
+        ratio_above = self._log_mean(special.log_ndtr(at) - above)
+        ratio_below = self._log_mean(special.log_ndtr(-at) - below)
+        removed = _hockey_stick(losses, above + ratio_above, ratio_above) + self._rest
+        return np.minimum(removed, 1), _hockey_stick(-losses, below, -ratio_below)
 
-    def _exponents(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Logarithms of the terms of the ratio of the densities; shape (k + 1, len(x))."""
-        return self._log_probs + (2 * self._present * x - self._present**2) / (2 * self._sigma**2)
+    def _differences(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Logarithms of the ratios of the densities of N(j, sigma^2) and N(0, sigma^2); shape (k + 1, len(x))."""
+        return (2 * self._present * x - self._present**2) / (2 * self._sigma**2)
+
+    def _log_mean(self, differences: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Logarithm of the mean of exp(differences) over j, right in most of its digits also where it is tiny."""
+        mean = (np.exp(self._log_probs) * np.expm1(np.minimum(differences, LARGEST_EXPONENT))).sum(0)
+        result = np.log1p(np.maximum(mean, -0.5)) + math.log1p(-self._rest)
+        far = (mean < -0.5) | (differences[-1] > LARGEST_EXPONENT)
+        result[far] = _log_sum(self._log_probs + differences[:, far])
+        return result
 
     def _outcomes_closed_form(self, losses: NDArray[np.float64]) -> NDArray[np.float64]:
         """The x that have these losses, for k = 1."""
         q, sigma = self._sample_rate, self._sigma
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            x = 0.5 + sigma**2 * (losses + np.log1p((q - 1) * np.exp(-losses)) - math.log(q))
+            far = losses + np.log1p((q - 1) * np.exp(-losses)) - math.log(q)
+            near = np.log1p(np.expm1(losses) / q)  # the same, and does not cancel where losses and q are tiny
+        x = 0.5 + sigma**2 * np.where(np.abs(losses) < 1, near, far)
         return np.fmax(x, -1e3 * sigma)  # -inf or NaN where no x has so small a loss
 
     def _outcomes_newton(self, losses: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -95,7 +107,7 @@ class SampledGaussian:
         width = float(self._x[1] - self._x[0])
         x = start = np.interp(losses, self.losses, self._x)
         for _ in range(_NEWTON_STEPS):
-            terms = self._exponents(x)
+            terms = self._log_probs + self._differences(x)
             reached = _log_sum(terms)
             slope = (np.exp(terms - reached) * self._present).sum(0) / self._sigma**2
             before, x = x, x - (reached - losses) / np.maximum(slope, _SMALLEST_SLOPE)
@@ -112,8 +124,8 @@ def _log_sum(terms: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _hockey_stick(
-    epsilons: NDArray[np.float64], log_more: NDArray[np.float64], log_fewer: NDArray[np.float64]
+    epsilons: NDArray[np.float64], log_more: NDArray[np.float64], log_ratio: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """delta = P - e^epsilon Q of an event with the probabilities e^log_more and e^log_fewer, within its bounds."""
-    best = np.exp(log_more) * -np.expm1(np.minimum(epsilons + log_fewer - log_more, 0))
+    """delta = P - e^epsilon Q of an event with P = e^log_more, which is e^log_ratio times Q, within its bounds."""
+    best = np.exp(log_more) * -np.expm1(np.minimum(epsilons - log_ratio, 0))
     return np.clip(best, -np.expm1(np.minimum(epsilons, 0)), 1)

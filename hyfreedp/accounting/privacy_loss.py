@@ -22,7 +22,7 @@ from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import fft, optimize
+from scipy import fft, optimize, signal
 
 UNIT = 2.0**-53  # unit roundoff of float64
 BEYOND = 1e-12  # mass that each end may cut off
@@ -114,17 +114,19 @@ def epsilon_of_sum(parts: Sequence[tuple[PrivacyLossDistribution, int]], delta: 
         - math.log(delta)
     )
     untilt = np.exp(np.minimum(scale - tilt * interval * np.arange(low, low + size), LARGEST_EXPONENT))
-    beyond = infinite / delta + BEYOND * float(untilt[-1])
+    cut = BEYOND if high < sum(n * (one.lowest + len(one.logs) - 1) for one, n in parts) else 0.0
+    beyond = infinite / delta + cut * float(untilt[-1])
     return max(_read_off(low, interval, (np.maximum(probs, 0) + error) * untilt, beyond), low * interval)
 
 
 def _best_tilt(parts: Sequence[tuple[PrivacyLossDistribution, int]], delta: float) -> float:
-    """The tilt that nearly minimises Chernoff's bound of epsilon, (K(tilt) - log delta) / tilt."""
+    """The tilt that nearly minimises Chernoff's bound of epsilon (Canonne, Kamath & Steinke 2020, Proposition 12)."""
     normal = math.sqrt(-2 * math.log(delta)) / _deviation(parts)  # the solution for normal distributions
 
     def bound(log_ratio: float) -> float:
         tilt = normal * math.exp(log_ratio)
-        return (sum(n * one.log_normaliser(tilt) for one, n in parts) - math.log(delta)) / tilt
+        largest = -math.log1p(tilt) - tilt * math.log1p(1 / tilt)  # log of max_l (1 - e^-l) e^(-tilt l)
+        return (sum(n * one.log_normaliser(tilt) for one, n in parts) + largest - math.log(delta)) / tilt
 
     found = optimize.minimize_scalar(bound, bounds=(-12, 12), method="bounded", options={"xatol": 0.1})
     return normal * math.exp(found.x)
@@ -179,19 +181,20 @@ def _power(
 def _read_off(lowest: int, interval: float, mass: NDArray[np.float64], beyond: float) -> float:
     """The epsilon >= 0 at which sum_{l > epsilon} mass(l) (1 - e^(epsilon - l)) + ``beyond`` is at most 1.
 
-    ``mass`` is that of the losses l = ``(lowest + i) * interval``.
+    ``mass`` is that of the losses l = ``(lowest + i) * interval``. Nothing is subtracted, so nothing cancels.
     """
+    if beyond > 1:
+        return math.inf
     mass = mass[max(1 - lowest, 0) :]  # of the positive losses
     losses = (max(lowest, 1) + np.arange(len(mass))) * interval
-    upper = np.cumsum(mass[::-1])[::-1] + beyond  # sums over this loss and all larger ones
-    lower = np.cumsum((mass * np.exp(-losses))[::-1])[::-1]
-    enough = np.append(upper[1:] - np.exp(np.minimum(losses[:-1], LARGEST_EXPONENT)) * lower[1:], beyond) <= 1
-    if not enough[-1:].all():
-        return math.inf
-    if not len(losses) or upper[0] - lower[0] <= 1:
+    if not len(losses):
         return 0.0
-    first = int(np.argmax(enough))
-    if lower[first] <= 0 or losses[first] >= LARGEST_EXPONENT:  # the exponential was cut off
-        return float(losses[first])
-    with np.errstate(over="ignore"):
-        return min(float(losses[first]), math.log((upper[first] - 1) / lower[first]))
+    step = -math.expm1(-interval)
+    # sum_{l >= losses[i]} mass(l) e^(losses[i] - l), and the sum above for epsilon = losses[i]
+    weighted = signal.lfilter([1.0], [1.0, -math.exp(-interval)], mass[::-1])[::-1]
+    deltas = beyond + step * np.append(np.cumsum(weighted[:0:-1])[::-1], 0)
+    if deltas[0] - math.expm1(-losses[0]) * weighted[0] <= 1:
+        return 0.0
+    first = int(np.argmax(deltas <= 1))
+    fall = (1 - deltas[first]) / weighted[first]
+    return float(losses[first]) + math.log1p(-min(fall, 1 - UNIT))

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 
+import mpmath
 import numpy as np
 import pytest
 from cases import each
@@ -135,6 +136,26 @@ def test_no_epsilon_is_below_that_of_convolution_without_fft(sample_rate, sigma)
             exact = optimize.brentq(excess, 0, values[-1], xtol=1e-13) if excess(0) > 0 else 0.0
             found = epsilon_of_sum([(losses, 20), (losses, 12)], delta)
             assert exact - 1e-9 <= found <= exact * (1 + 1e-6)
+
+
+@pytest.mark.parametrize(("sigma", "sample_rate"), [(50.0, 1e-8), (50.0, 1e-6), (1e4, 1e-4), (1e6, 1e-3), (1.0, 0.01)])
+def test_no_epsilon_of_one_release_is_below_that_of_fifty_digits(sigma, sample_rate):
+    """At multiples of the grid interval, where rounding is not hidden by the grid; losses go down to 1e-10."""
+    one = SampledGaussian(sigma, sample_rate, 1)
+    with mpmath.workdps(50):
+        for place in (1, 3, 7, 20, 200, 500):
+            eps, q, s = mpmath.mpf(place * grid([(one, 1)])), mpmath.mpf(sample_rate), mpmath.mpf(sigma)
+            t = 0.5 + s**2 * mpmath.log1p(mpmath.expm1(eps) / q)  # {x > t} is the best event
+            without, present = mpmath.ncdf(-t / s), mpmath.ncdf((1 - t) / s)
+            delta = float(q * present + (1 - q) * without - mpmath.exp(eps) * without)
+            if delta > 1e-16:
+                found = composed_epsilon([(sigma, 1)], sample_rate=sample_rate, delta=delta, accountant="pld")
+                assert eps * (1 - 1e-9) <= found <= eps + grid([(one, 1)])
+
+
+def test_losses_smaller_than_the_grid_cost_next_to_nothing():
+    for steps in (1, 1000):
+        assert composed_epsilon([(1e6, steps)], sample_rate=1e-12, delta=1e-15, accountant="pld") == 0
 
 
 def exact_delta(losses, eps):
