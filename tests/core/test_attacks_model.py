@@ -115,6 +115,14 @@ def test_a_buffer_that_learns_is_refused_by_name_and_put_back(case):
     assert all(parameter.grad is None for parameter in model.parameters())  # nor is the raw sum left behind
 
 
+def test_a_sparse_buffer_stays_as_it_is():
+    """As the neighbours in a graph."""
+    model, (batch,) = make_model(), make_batches([8])
+    model.neighbours = nn.Buffer(torch.eye(3).to_sparse())
+    by_hand(model).step(losses(model), batch)
+    assert torch.equal(model.neighbours.to_dense(), torch.eye(3))
+
+
 @pytest.mark.parametrize("case", ["in a frozen parameter", "in a parameter"])
 def test_what_was_written_into_a_parameter_is_put_back(case):
     name, act = LEARNING[case]
