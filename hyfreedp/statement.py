@@ -239,7 +239,8 @@ def total_epsilon(runs: Sequence[Any], delta: float) -> float:
         delta: in (0, 1).
 
     Raises:
-        ValueError, TypeError: runs protect different units, one has no guarantee, or two draw batches by one seed.
+        ValueError, TypeError: runs protect different units, one has no guarantee, or two optimizers draw batches by one
+            seed (which statements do not tell, as they hold nothing of the key).
     """
     delta = check_probability("delta", delta)
     if not isinstance(runs, list | tuple) or not runs:
