@@ -117,8 +117,8 @@ print(
 #
 # $$ P(M(D) \in S) \le e^\varepsilon P(M(D') \in S) + \delta \quad\text{for all sets of outputs } S \text{ and all neighbours } D, D'. $$
 #
-# The worst set $S$ is where the loss exceeds $\varepsilon$. For our count it is all outputs above some value, since the loss grows along a straight line. Then $\delta$ is an area: what lies under the
-# curve "with the record" and above $e^\varepsilon$ times the curve "without".
+# The worst set $S$ is where the loss exceeds $\varepsilon$. For our count it is all outputs above some value, since the loss of an output $x$ (less the attacker's own count) grows along a straight line: it is $(x - 1/2)/\sigma^2$. Then $\delta$ is an area: what lies under the
+# curve "with the record" and above $e^\varepsilon$ times the curve "without". At $\varepsilon = 0$ it is the largest difference of the two probabilities of $S$. So it is the largest advantage that any attack can have.
 #
 # **Predict first:** will the area at $\varepsilon = 1$ be nearer to a half, a tenth or a hundredth?
 
@@ -228,6 +228,7 @@ plt.show()
 #
 # This loss is not normal, but its distribution is easy to write down: it grows with $x$, so $P(\text{loss} \le \ell) = P(x \le x(\ell))$. The losses of many releases add up. The distribution of a sum is a convolution, and
 # the fast Fourier transform makes that a product. So here is a whole PLD accountant. (It compares "with" to "without". The other way round costs less here.)
+# It reads $\delta$ off the losses: an output with the loss $\ell$ is $e^\ell$ times as likely with the record, so the area of section 3 is the mean of $\max(0, 1 - e^{\varepsilon - \ell})$ over outputs with the record.
 
 
 # %%
@@ -285,8 +286,8 @@ assert abs(epsilon_of([(sigma, steps)], 1.0, delta, top) - many) < 0.02  # secti
 # %% [markdown]
 # ## 6. A person with many records
 #
-# Sections 2 to 5 hid one *record*. Let somebody have 30. Each of them is drawn by a coin of its own, so a batch holds none of them, or some, or rarely many. A sum moves by at most one clip
-# for each that it holds.
+# Sections 2 to 5 hid one *record*. Let somebody have 30. Each of them is drawn by a coin of its own, so a batch holds none of them, or some, or rarely many. Training limits what one record adds to a sum: to one *clip* (notebook 02). So a sum moves by at most one clip
+# for each of the 30 that the batch holds.
 
 # %%
 held = rng.binomial(30, rate, 20_000)  # how many of the 30 are in a batch
@@ -295,15 +296,15 @@ print(f"none in {np.mean(held == 0):.1%} of the batches, {held.mean():.1f} in th
 # %% [markdown]
 # There are two ways to hide all 30.
 #
-# * **Group privacy** goes on drawing records, and adds more noise. The library finds how much from the numbers above (`records_per_person=30`). Textbooks take a shorter way: a person's $\varepsilon$ is at most 30 times a record's, at a larger $\delta$.
+# * **Group privacy** goes on drawing records, and adds more noise. The library finds how much from how many of the 30 a batch holds, as counted above (`records_per_person=30`). Textbooks take a shorter way: a person's $\varepsilon$ is at most 30 times a record's, at a larger $\delta$.
 #   Either way nobody may have more than 30, and whoever has most sets the noise for all.
 # * **Owners** are drawn in place of records: `owners=` takes the id of a person for each record. All that a drawn person has, or at most `records_per_owner` of it, is one sample. Its loss is the mean of its records' losses, and its gradient is clipped
 #   once. So a person moves a sum by at most one clip, however many records there are, and sections 2 to 5 hold word for word with "person" in place of "record".
 #
-# An example: GTSRB has 39,209 photographs of German traffic signs, taken from moving cars, about 30 of each of 1,307 signs. Let each sign be a person. A linear model learned which sign it is, of 43, from the records of 1,046 persons,
+# An example: GTSRB has 39,209 photographs of German traffic signs, taken from moving cars, about 30 of each of 1,307 signs. Let each sign be a person. A linear model learned which of 43 kinds of sign a photograph shows, from the records of 1,046 of these persons,
 # in 60 steps, each on a quarter of the persons or records. (`python -m hyfreedp.experiments.studies.persons` made the record, which this cell reads if the library is there.)
 #
-# **Predict first:** a run is private at $\varepsilon = 3$ for a record. What is it for a person with 30: less than 90, 90, or more?
+# **Predict first:** a run is private at $\varepsilon = 3$ for a record. What is its $\varepsilon$ for a person with 30, at the same $\delta$: less than 90, 90, or more?
 
 # %% [markdown]
 # ### Answer
@@ -328,7 +329,8 @@ if find_spec("hyfreedp"):
 # %% [markdown]
 # Far more. Textbooks do say 90, but at a $\delta$ of $10^{-5}(e^{90} - 1)/(e^3 - 1)$. That is far above 1, so it promises nothing.
 #
-# In the table, *noise* is the standard deviation of what is added to each coordinate of the mean gradient, in thousandths of a clip. *Equal*: everyone has 30 records. *Unequal*: one person in ten has 30, the others have 3. Accuracy is in percent.
+# In the table, *noise* is the standard deviation of what is added to each coordinate of the mean gradient, in thousandths of a clip. *Equal*: everyone has 30 records. *Unequal*: one person in ten has 30, the others have 3. Accuracy is in percent. The lines: `owners, 4` takes at most four records of a drawn person (`records_per_owner=4`); `epsilon / 30` is the textbooks' way, with a record's $\varepsilon$ so small
+# that 30 times it is the person's; `record` protects a record alone.
 #
 # * **A person is dear.** There are only 1,046 persons, and each weighs 30 times as much as a record. So a person's promise costs much accuracy (compare the lines `record` and `owners`).
 # * **Where everyone has 30, all ways are alike.** Group privacy even needs a little less noise. With a coin for each, the 30 are rarely in a batch together.
@@ -355,7 +357,7 @@ if find_spec("hyfreedp"):
     print(f"{steps} on random batches, by RDP: {by_rdp:.3f}")
 
 # %% [markdown]
-# The next notebooks release more than a count: a gradient and a rate (02), a clipped loss (01), both from one budget (03).
+# The next notebooks release more than a count: a clipped loss (01), a gradient and a rate (02), all from one budget (03).
 
 # %% [markdown]
 # ## Exercises

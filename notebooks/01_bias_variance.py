@@ -19,7 +19,7 @@
 # * derive the threshold $R_l$ of least error, and place the paper's $R_l = L$ beside it,
 # * say what both errors do to a learning rate,
 # * judge on real losses when Corollary 1's normal distribution is a good guess,
-# * say why gradients may be clipped to nothing but losses may not (Tab. "diff priv"), and why the noise is Gaussian.
+# * say why nearly every gradient may be clipped but losses may not (Tab. "diff priv"), and why the noise is Gaussian.
 #
 # **The paper's items.** Theorem 1 and Corollary 1 ("a large $R_l$ reduces the clipping bias but magnifies the noise, and vice
 # versa"), Fig. "truncated normal", Tab. "diff priv", and the advice that follows from them: $R_l \approx L$, so that "the
@@ -316,7 +316,7 @@ plt.show()
 # How good is that? Here are three U's. Only $B$ changes, as in Theorem 1. (In a run $\sigma_l$ would follow $B$, because the chance that a record is in a batch does.) The dots
 # release simulated batches.
 #
-# **Predict first:** as $B$ grows tenfold, does the best $R_l$ move towards the mean loss or away from it?
+# **Predict first:** as $B$ grows tenfold, does the best $R_l$ rise or fall?
 
 # %% [markdown]
 # ### Answer
@@ -522,7 +522,7 @@ plt.show()
 # (the paper states neither). Columns: `formula` as the paper prints it, `exact` with $\mathbb E\|z\|$ exact, and the length of one draw.
 #
 # **Predict first:** the mean of gradients normalised to length 1 has length 1 at most. How long is the noise on it, for a model
-# of 86 million parameters and a batch of 1,000?
+# of 86 million parameters and a batch of 1,000, if $\sigma_g$ is near 1?
 
 # %% [markdown]
 # ### Answer
@@ -563,8 +563,8 @@ print(*findings, sep="\n")
 #
 # Noise need not be normal. A *Laplace* distribution of scale $s$ has the density $e^{-|x|/s}/2s$, and the standard deviation $\sqrt2\,s$. Its privacy loss (notebook 00) never
 # exceeds $1/s$ per unit moved, so it needs no $\delta$. The paper's noise is "Gaussian by default". Both are calibrated
-# here to the *same* budget, with three losses and the gradient on one batch; the Laplace scale is $\sigma_l R_l / B$. (RDP counts here, which can count both. It is a looser bound than that of
-# section 1, so it asks for a little more noise.)
+# here to the *same* budget, with three losses and the gradient on one batch; the Laplace scale is $\sigma_l R_l / B$. (RDP counts here, which can count both. It is a looser bound than PLD, which found the noise of the
+# other sections. So it asks for a little more.)
 #
 # **Predict first:** for a single release with $\delta = 0$, Laplace is the usual choice. And for many releases beside a
 # Gaussian gradient?

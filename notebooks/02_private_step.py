@@ -243,10 +243,10 @@ plt.show()
 # %% [markdown]
 # ## 5. The whole of Algorithm 1
 #
-# Now a rate that finds itself: ten steps, each with a probe. Line by line it is what you have seen. Two lines have versions.
+# Now a rate that finds itself: ten steps, each with a probe. Line by line it is what you have seen, but for the first rate: it is 2 here, since from $10^{-4}$ ten steps with guards would hardly move. Two lines have versions.
 #
 # * *Line 11* as printed sets $\eta = b/a$, whatever the signs. The authors' own code has guards: it takes $b/a$ from a valley ahead only, at most halves or doubles the rate, and goes a tenth of the way there.
-# * *Line 8*, the next threshold: as printed the loss released last; "in practice" (§ 4.1) the sum of the three. (Both are kept within 0.1 and 20, which is ours.)
+# * *Line 8*, the next threshold: as printed the loss released last; "in practice" (§ 4.1) the sum of the three. (Either threshold is kept within 0.1 and 20, which is ours.)
 #
 # **Predict first:** which of the two runs comes closer to the optimum in ten steps, the printed one or the one with guards?
 
@@ -329,7 +329,7 @@ plt.show()
 # %% [markdown]
 # ## 6. The same from the library
 #
-# This section is optional. [`reference.py`](../hyfreedp/reference.py) is Algorithm 1 for any model in PyTorch, one sample at a time. All else in the package makes the same numbers faster. It draws noise from a secret key; here it gets *our* noise, and must give our numbers.
+# The code of this section is optional; exercise 2 needs the text at its end. [`reference.py`](../hyfreedp/reference.py) is Algorithm 1 for any model in PyTorch, one sample at a time. All else in the package makes the same numbers faster. It draws noise from a secret key; here it gets *our* noise, and must give our numbers.
 
 # %%
 if find_spec("hyfreedp"):
@@ -408,6 +408,12 @@ if find_spec("hyfreedp"):
 # ## 7. A step to play with
 #
 # Records are drawn, their gradients clipped, summed and noised, a parabola is fitted, the weights move. Each part has a slider. Which of them turns the parabola over, and which scatters it?
+#
+# <details><summary>Answer</summary>
+#
+# A low $R_l$ turns it over: it cuts the highest loss most. The noise ($\sigma$) scatters it, and does so more where $R_l$ is high or $q$ small (section 3).
+#
+# </details>
 
 # %%
 if find_spec("hyfreedp"):
@@ -445,7 +451,7 @@ length = 0.02 / (0.02 + 0.01)
 check(length, "302e36363637")
 
 # %% [markdown]
-# 2. Gradient and three losses come from one batch, with $\sigma_g = 1.1$ and $\sigma_l = 12$. Together they are as revealing as one vector with which noise multiplier?
+# 2. Gradient and three losses come from one batch, with $\sigma_g = 1.1$ and $\sigma_l = 12$. Together they are as revealing as one release with which noise multiplier? (Section 6 has the rule.)
 
 # %%
 together = None
@@ -462,4 +468,5 @@ check(together, "312e303836")
 # 3. Suppose the sum in section 2 were divided by the true batch size in place of $B$. What could an attacker learn who knows all other records?
 
 # %% [markdown] tags=["solution"]
-# *Solution.* Whether the record was in the batch: the divisor changes by one, without noise, and with it every number of the result.
+# *Solution.* More about whether the record was in the batch than the noise is meant to hide. The divisor changes by one, without noise. So the mean can move nearly twice as far. And the noise itself is divided by another number:
+# over the many weights of a real model its scatter alone tells which.

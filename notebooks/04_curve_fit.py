@@ -16,7 +16,7 @@
 # **After this notebook you can**
 #
 # * say why the loss along an update direction is nearly a parabola, where it is not, and read slope and curvature off it,
-# * tell what clipping does to that parabola (late in a run it takes nearly all of the slope) from what noise does (another parabola),
+# * tell what clipping does to that parabola from what noise does,
 # * judge from the *known* noise of a probe how far its learning rate can be trusted,
 # * say what a probe of five points would cost,
 # * show why preset "robust" adds the noise of the steps to come before it compares rates, and where its looks decide.
@@ -77,7 +77,7 @@ steps, interval = (12, 1) if smoke else (problem.steps, interval)
 # The optimizer is about to go from $\mathbf w$ along $-\mathbf G$. By Taylor's theorem the loss at distance $\eta$ is
 #
 # $$ L(\mathbf w - \eta\mathbf G) = L(\mathbf w) - b\,\eta + \tfrac a2\,\eta^2 - \tfrac t6\,\eta^3 + \dots, \qquad
-# b = \mathbf G\cdot\nabla L, \quad a = \mathbf G^\top\nabla^2L\,\mathbf G, $$
+# b = \mathbf G\cdot\nabla L, \quad a = \mathbf G^\top\nabla^2L\,\mathbf G. $$
 #
 # Here $b$ is the slope downhill, $a$ the curvature and $t$ the third derivative along $\mathbf G$. Without its last term this is a parabola with its bottom at $\eta = b/a$. The last term is
 # small against the one before as long as $|t|\,\eta \ll 3a$: *near* $\mathbf w$. So it matters how far one looks.
@@ -124,7 +124,7 @@ def train_to(t):
 
 
 # %% [markdown]
-# ## 2. Clipping moves the parabola, noise replaces it
+# ## 2. What clipping does to the parabola, and what noise does
 #
 # Clipping at $R_l$ cuts every record's loss. The noise of each mean loss has the standard deviation $\sigma_l R_l / B$ (notebook 01).
 # The first function makes a step of the run. The second does what a probe does: losses at five places, clipped, with noise, and the parabola through them. (The factor $\sqrt{5/3}$ makes five points as private as three, see section 3.)
@@ -226,9 +226,9 @@ fits.style.format(precision=3).hide(axis="index")
 # *Clipping* (upper row). Where $R_l$ lies above all losses, clipped points lie a percent or so off the raw ones, along the same parabola: released sums are
 # divided by the expected batch size, the raw mean by the batch's own. Where it does not, the highest losses are cut, and most so at the end where they
 # rise. What is left falls longer, and its bottom lies farther out. At the last step of the default's figure $R_l$ has fallen to its floor of 0.1 nats, and nearly all of the loss
-# sits in records above it. Hardly any of the slope is left.
+# sits in records above it. A third of the slope is left, and hardly any of the curvature.
 #
-# *Noise* (lower row). It is a part of the loss, and as large as the loss changes along the update.
+# *Noise* (lower row). At the default it is at most a third of the loss. But slope and curvature are *differences* of losses: their noise is more than half of the clipped slope, and more than twice the clipped curvature, at each of the steps.
 # The paper's claim needs a loss that changes much over the probed distance, and a large batch.
 #
 # And at $h = \eta$, where Algorithm 1 looks? There the loss is nearly a straight line, and its curvature drowns:
@@ -281,7 +281,7 @@ table
 # batch can say which of two places on it has the lower loss for them.
 #
 # That question alone has a wrong answer. A high rate looks good early, because the noise of the run has not added up yet. But that noise is *ours*, so we know how
-# large it will be: over $T$ steps at rate $c'$ it moves each weight by about $c'\sqrt T$ (standard deviation). So the look adds noise of that kind in advance, and asks then. It draws one standard normal number $z$ per weight, which may be public:
+# large it will be: over $T$ steps of about $c'$, each up or down by chance, it moves each weight by about $c'\sqrt T$ (standard deviation). So the look adds noise of that kind in advance, and asks then. It draws one standard normal number $z$ per weight, which may be public:
 #
 # $$ \mathbf w_0 + \tfrac{c'}{c}\,(\mathbf w - \mathbf w_0) + \kappa s\; c'\sqrt T\; z . $$
 #
@@ -330,10 +330,10 @@ losses = {
 
 # %% [markdown]
 # The rates stand on a ladder, each twice the next one (`LADDER`). Each record votes between neighbours. If its loss is $a$ at the higher rate and $b$ at the lower one, its vote for the higher one is
-# $(b - a)/(|a| + |b|)$. A vote moves a sum by 1 at most, however large the losses are, so the sum needs no threshold. On small data, where noise would hide votes of 0.05 (`CLEAR_VOTE`), votes are as much steeper, and clipped to 1.
+# $(b - a)/(|a| + |b|)$. A vote moves a sum by 1 at most, however large the losses are, so the sum needs no threshold. On small data noise would hide a vote of 0.05 (`CLEAR_VOTE`). There all votes are multiplied by the factor that lifts such a vote clear of it, and clipped to $\pm1$.
 #
-# Why not the sign of $b - a$? It would be as bounded. But say that a step moves the model a little towards one of $K$ balanced classes. Then $1/K$ of
-# the records gain a little, all others lose a little, and the mean loss hardly changes. By signs, $1 - 2/K$ of the batch votes against it; by shares nobody wins.
+# Why not the sign of $b - a$? It would be as bounded. But say that a step moves the model a little towards one of ten balanced classes. Then a tenth of
+# the records gain a little, all others lose less, and the mean loss hardly changes. By signs nine in ten vote against it; by shares nobody wins.
 #
 # Our votes are those of the library, but for its noise:
 
@@ -359,7 +359,7 @@ assert np.nanmax(np.abs(noisy - asked["with the noise to come"])) < 6 * released
 
 # %% [markdown]
 # How do votes lead to a rate? We begin at the rate in force and walk along the line of votes: up while they exceed two standard deviations of their noise (`CLEAR_MARGIN`), down while they are as far below zero. Where that ends is the
-# rate to which they lead (`choose`). Votes that the noise could have made move nothing. One look errs by about an octave, so the run moves half the way there, in octaves.
+# rate to which they lead (`choose`). Votes that the noise could have made move nothing. One look errs by about an octave, so the run moves half the way there, in octaves (doublings of the rate).
 #
 # **Predict first:** to which rate do the votes lead from the one in force, without the noise to come and with it?
 
@@ -528,7 +528,7 @@ plt.show()
 # released: a vote between each pair of rates on the way. Inside the grey band a vote is not clear of its noise, and the walk ends there.
 #
 # *From above* the harm is there to see: at a high rate the losses along the ray rise steeply, so that votes can be clear.
-# *From below* the run has hardly moved at first, so the places on the ray next to its own have nearly the same loss. Where no vote is clear the rate stays, until a later look (see the last line above for what it did here). **Looks are better at mending a start that is too high than one that is too low, on so little data.**
+# *From below* the run has hardly moved at first, so the places on the ray next to its own have nearly the same loss. Where no vote is clear the rate stays, until a later look (the lowest line of the last figure is what it did here). **Looks are better at mending a start that is too high than one that is too low, on so little data.**
 # [docs/step_rule.md](../docs/step_rule.md) has more places where the rule fails.
 
 # %% [markdown]
@@ -596,7 +596,7 @@ for far in (reach, 1.0):
     print(f"h = {far:g} eta:", ", ".join(f"{share:.0%} at step {t}" for t, share in zip(stops, right, strict=True)))
 
 # %% [markdown] tags=["solution"]
-# *Solution.* At the default: in the first, five times as far, but for the end of the run, where clipping has taken the slope. At $h = \eta$ only early in the run. Even at $\varepsilon = 50$ the noise is as large as the change of the loss
+# *Solution.* At the default: in the first, five times as far, in nearly nine of ten draws or more at each of the steps. At $h = \eta$ only early in the run. Even at $\varepsilon = 50$ the noise is as large as the change of the loss
 # over so short a distance.
 
 # %% [markdown]
