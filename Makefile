@@ -6,7 +6,7 @@ BIN := .venv/bin
 FOR_TEACHERS := notebooks/*.py notebooks/slides.json */solutions/* docs/teaching.md tests/* tools/* workflow/* figures/*.pdf
 
 .DEFAULT_GOAL := help
-.PHONY: help install course slides reproduce update docs benchmark gpu test test-whole test-slow test-oldest test-gpu models mutants lint types clean
+.PHONY: help install course slides reproduce update docs benchmark gpu test test-whole test-slow test-oldest test-wheel test-gpu models mutants lint types clean
 
 help:  ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -59,6 +59,9 @@ test-slow: .venv/.installed  ## run the slow tests: statistics and accuracy targ
 
 test-oldest: .venv-oldest/.installed  ## run the core's tests with the oldest versions that pyproject.toml allows
 	.venv-oldest/bin/python -m pytest -n auto --dist worksteal tests/core $(ARGS)
+
+test-wheel: .venv/.installed  ## try the wheel with each Python, oldest and newest PyTorch (half an hour; before a release)
+	$(BIN)/python tools/release $(ARGS)
 
 test-gpu: .venv/.installed  ## run the tests on an accelerator, skipped where there is none, and all notebooks (8 minutes)
 	$(BIN)/python -m pytest -m gpu tests/gpu tests/experiments/test_notebooks.py $(ARGS)

@@ -1,0 +1,87 @@
+"""Before a release: the wheel on a clean environment of each Python, with the oldest and the newest PyTorch.
+
+Each environment gets the wheel, as users do, runs the README's example, and, with --tests, the core's tests.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+# What the core's tests import beside the package.
+TESTING = "pytest pytest-xdist pytest-timeout hypothesis opacus transformers peft lightning accelerate".split()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python tools/release", description=__doc__)
+    parser.add_argument("--pythons", nargs="+", default=["3.11", "3.12", "3.13"], help="versions, on the PATH")
+    parser.add_argument("--torch", nargs="+", default=["oldest", "newest"], choices=["oldest", "newest"])
+    parser.add_argument("--tests", action="store_true", help="run tests/core, too (some minutes each)")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        run(sys.executable, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", folder, str(ROOT))
+        (wheel,) = Path(folder).glob("*.whl")
+        print("| Python | PyTorch | README | tests/core |\n| --- | --- | --- | --- |", flush=True)
+        for python in arguments.pythons:
+            for torch in arguments.torch:
+                print(f"| {python} | {' | '.join(checked(wheel, python, torch, arguments.tests))} |", flush=True)
+
+
+def checked(wheel: Path, python: str, torch: str, tests: bool) -> tuple[str, str, str]:
+    """PyTorch's version, and how the README's example and the tests ended, in an environment made for them."""
+    with tempfile.TemporaryDirectory() as folder:
+        run(shutil.which(f"python{python}") or f"python{python}", "-m", "venv", folder)
+        interpreter = str(Path(folder) / "bin" / "python")
+        wanted = [oldest_torch()] if torch == "oldest" else []
+        run(interpreter, "-m", "pip", "install", str(wheel), *wanted, *(TESTING if tests else ()))
+        version = run(interpreter, "-c", "import torch; print(torch.__version__)").strip()
+        readme = ended(interpreter, "-c", example())
+        core = ended(interpreter, "-m", "pytest", "-q", "-n", "auto", ROOT / "tests" / "core") if tests else "not run"
+        return version, readme, core
+
+
+def oldest_torch() -> str:
+    """The requirement of the oldest PyTorch that pyproject.toml allows."""
+    required = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
+    return next(one for one in required if one.startswith("torch>=")).replace(">=", "==") + ".*"
+
+
+def example() -> str:
+    """The program of the README."""
+    return re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), flags=re.DOTALL)[0]
+
+
+def run(*command: str | Path) -> str:
+    """The output of a command; RuntimeError with its errors if it fails."""
+    done = started(*command)
+    if done.returncode:
+        raise RuntimeError(f"{command[0]} failed: {done.stderr[-2000:]}")
+    return done.stdout
+
+
+def ended(*command: str | Path) -> str:
+    """The last line that a command prints, or of its error."""
+    done = started(*command)
+    lines = (done.stdout if done.returncode == 0 else done.stdout + done.stderr).strip().splitlines()
+    return lines[-1].strip("= ") if lines else f"exit status {done.returncode}"
+
+
+def started(*command: str | Path) -> subprocess.CompletedProcess[str]:
+    """A command that ran outside of the repository, so that the installed package is imported."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    with tempfile.TemporaryDirectory() as folder:
+        return subprocess.run(
+            list(map(str, command)), cwd=folder, env=environment, capture_output=True, text=True, check=False
+        )
+
+
+if __name__ == "__main__":
+    main()
