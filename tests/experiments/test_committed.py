@@ -64,7 +64,7 @@ def test_a_notebook_run_by_itself_changes_nothing_that_is_committed(repository, 
     assert not git(repository.root, "status", "--porcelain", "--untracked-files=all")
     for profile, epsilon in (("smoke", 1), ("laptop", 3)):  # neither is overwritten by the other
         told = (repository.output(profile) / "01_first_verdict.csv").read_text()
-        assert told.endswith(f"reproduced,{epsilon},the paper's\n")
+        assert told.endswith(f"reproduced,{epsilon},the paper's,\n")
 
 
 @pytest.mark.whole
