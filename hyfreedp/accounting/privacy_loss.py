@@ -22,7 +22,7 @@ from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import fft, optimize, signal
+from scipy import fft, optimize
 
 UNIT = 2.0**-53  # unit roundoff of float64
 BEYOND = 1e-12  # mass that each end may cut off
@@ -183,6 +183,8 @@ def _read_off(lowest: int, interval: float, mass: NDArray[np.float64], beyond: f
 
     ``mass`` is that of the losses l = ``(lowest + i) * interval``. Nothing is subtracted, so nothing cancels.
     """
+    from scipy.signal import lfilter  # it loads scipy.stats, a second that `import hyfreedp` need not take
+
     if beyond > 1:
         return math.inf
     mass = mass[max(1 - lowest, 0) :]  # of the positive losses
@@ -191,7 +193,7 @@ def _read_off(lowest: int, interval: float, mass: NDArray[np.float64], beyond: f
         return 0.0
     step = -math.expm1(-interval)
     # sum_{l >= losses[i]} mass(l) e^(losses[i] - l), and the sum above for epsilon = losses[i]
-    weighted = signal.lfilter([1.0], [1.0, -math.exp(-interval)], mass[::-1])[::-1]
+    weighted = lfilter([1.0], [1.0, -math.exp(-interval)], mass[::-1])[::-1]
     deltas = beyond + step * np.append(np.cumsum(weighted[:0:-1])[::-1], 0)
     if deltas[0] - math.expm1(-losses[0]) * weighted[0] <= 1:
         return 0.0
