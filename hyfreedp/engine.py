@@ -192,9 +192,7 @@ class PrivacyEngine:
             rate_learner = _make_rate_learner(plan, optimizer, noise_std)
         processes.agree(
             records=sampler.num_records,
-            owners=None
-            if fetched.owners is None
-            else hash(tuple(map(tuple, fetched.owners))),  # of integers, so not salted
+            owners=fetched.owners and hash(tuple(map(tuple, fetched.owners))),  # of integers, so not salted
             records_per_owner=records_per_owner,
             batch_size=data_loader.batch_size,
             steps=total,
@@ -284,9 +282,8 @@ def _run_length(epochs: int | None, steps: int | None, steps_per_epoch: int) -> 
     if (epochs is None) == (steps is None):
         raise ValueError(f"give either epochs or steps, got epochs={epochs} and steps={steps}")
     if steps is None:
-        return (
-            check_count("epochs", epochs, 1, MOST_STEPS // steps_per_epoch, "the most accounted for") * steps_per_epoch
-        )
+        most = MOST_STEPS // steps_per_epoch
+        return check_count("epochs", epochs, 1, most, "the most accounted for") * steps_per_epoch
     return check_count("steps", steps, 1)
 
 

@@ -37,7 +37,7 @@ from torch import Tensor
 from hyfreedp.accounting.split import VOTE_CLIP, VOTES
 from hyfreedp.learner import BatchView, RateLearner
 from hyfreedp.noise import NoiseGenerator
-from hyfreedp.privatize import UNBOUNDED_LOSS, loss_noise_std, noisy_mean, privatize_votes
+from hyfreedp.privatize import loss_noise_std, noisy_mean, privatize_votes, within_floats
 from hyfreedp.pytorch.base_optimizer import trainable
 from hyfreedp.pytorch.records import LookResult
 from hyfreedp.schedule import FIRST_LOOK_STEP, LOOK_SHARES
@@ -145,9 +145,9 @@ class _Votes:
 
     def _mean_losses(self, pair: Tensor) -> float:
         """How much lower the mean loss is at the former rate, without privacy: no record's part must be bounded."""
-        values = pair.double().nan_to_num(nan=math.inf).clamp(-UNBOUNDED_LOSS, UNBOUNDED_LOSS)
-        batch, size, add_up = self._view.batch, self._view.expected_batch_size, self._view.processes.add_up
-        former, latter = noisy_mean(batch.weighted(values), math.inf, 0.0, size, None, add_up).tolist()
+        values = self._view.batch.weighted(within_floats(pair))
+        size, add_up = self._view.expected_batch_size, self._view.processes.add_up
+        former, latter = noisy_mean(values, math.inf, 0.0, size, None, add_up).tolist()
         return float(latter - former)
 
     def _losses_of(self, j: int) -> Tensor:

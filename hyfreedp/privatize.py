@@ -124,7 +124,7 @@ def privatize_votes(
     """
     if losses.ndim != 2:
         raise ValueError(f"losses must have shape (m + 1, B), got {tuple(losses.shape)}")
-    values = losses.double().nan_to_num(nan=math.inf).clamp(-UNBOUNDED_LOSS, UNBOUNDED_LOSS)
+    values = within_floats(losses)
     sizes = values[1:].abs() + values[:-1].abs()
     votes = ((values[1:] - values[:-1]) / sizes).nan_to_num(0.0)  # 0 / 0 is a tie
     votes = (votes * steepness).clamp(-VOTE_CLIP, VOTE_CLIP)
@@ -136,6 +136,11 @@ def privatize_votes(
     rows = torch.cat([votes, values.clamp(-FINGERPRINT_BOUND, FINGERPRINT_BOUND)])
     private = noisy_mean(rows, VOTE_CLIP, noise_multiplier, expected_batch_size, generator, add_up)
     return private[: len(votes)].tolist()
+
+
+def within_floats(losses: Tensor) -> Tensor:
+    """Losses as float64 whose sums do not overflow; NaN and infinity count as the largest."""
+    return losses.double().nan_to_num(nan=math.inf).clamp(-UNBOUNDED_LOSS, UNBOUNDED_LOSS)
 
 
 def noisy_mean(

@@ -182,9 +182,8 @@ class Statement:
                 rows["Target"] = f"epsilon {split.target_epsilon:g}, **not kept** by noise made elsewhere (split=)"
         made = f"T = {split.steps:,} steps, of which {self.steps:,} are made"
         rows["Plan"] = f"{made}; {split.probe_steps} with a {probes}" if split.probe_steps else made
-        rows["Released"] = (
-            "noised " if noised else ""
-        ) + "gradients, probes and looks; so weights and rates of all steps"
+        how = "noised " if noised else ""
+        rows["Released"] = f"{how}gradients, probes and looks; so weights and rates of all steps"
         batch = f"{split.sample_rate * self.number:,.6g} on average"
         poisson = f"Poisson: each {self.unit} with q = {split.sample_rate:.6g}, apart from others and anew each step"
         rows["Sampling as done"] = f"{poisson}; {batch}" if self.sampled else "**batches of the user's own**"

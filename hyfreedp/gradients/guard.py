@@ -50,8 +50,7 @@ class ModelGuard:
         extra = {layer: _pickled(layer) for layer in layers if _defines(layer, "get_extra_state")}
         buffers, parameters = _tensors(layers, "_buffers"), _tensors(layers, "_parameters")
         tensors = buffers | parameters
-        copied = tensors if by_value else buffers
-        copies = {place: tensor.detach().clone() for place, tensor in copied.items()}
+        copies = {place: t.detach().clone() for place, t in (tensors if by_value else buffers).items()}
         versions = [tensor._version for tensor in tensors.values()]
         require_gradients = [tensor.requires_grad for tensor in parameters.values()]
         try:
@@ -59,8 +58,7 @@ class ModelGuard:
         finally:
             changed = _put_back(contents) + _put_back_extra(extra)
             for tensor, required in zip(parameters.values(), require_gradients, strict=True):
-                if tensor.requires_grad != required:
-                    tensor.requires_grad_(required)
+                tensor.requires_grad_(required)
             for (place, tensor), version in zip(tensors.items(), versions, strict=True):
                 if tensor._version == version and not (place in copies and _bits_differ(tensor, copies[place])):
                     continue

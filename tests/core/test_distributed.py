@@ -192,6 +192,11 @@ def test_two_processes_make_the_run_of_one(two, run, noise):
     assert all(sum(e.sizes) > 0 for e in ends)
 
 
+def test_looks_without_privacy_add_up_the_losses_of_both(two):
+    settings = RUNS["looks"] | QUIET
+    assert_one_run(two.run(train, **settings), train(0, **settings))
+
+
 def other_sums(rank):
     """Rank 1 holds another sum, as after a faulty all_reduce."""
     model, optimizer, loader = start(rank, target_epsilon=3.0)

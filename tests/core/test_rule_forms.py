@@ -26,14 +26,8 @@ def parameter(*shape):
 
 
 def attention(pick, tokens):
-    as_heads = {
-        "batch": lambda h: h,
-        "no batch": lambda h: h[0],
-        "one head": lambda h: h[:, :1],
-        "no heads": lambda h: h[0, 0],
-        "more": lambda h: h[None],
-        "expanded": lambda h: h.expand(4, *h.shape[1:]),
-    }
+    as_heads = {**FORMS, "one head": lambda h: h[:, :1]}
+    del as_heads["rows"]  # three do not broadcast with the four of "expanded"
     forms = [as_heads[pick(*as_heads)] for _ in range(3)]
     mask = parameter(*pick((tokens, tokens), (1, tokens, tokens), (2, tokens, tokens), (1, 2, tokens, tokens)))
     masked = pick(True, False)

@@ -16,8 +16,6 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-# What the core's tests import beside the package.
-TESTING = "pytest pytest-xdist pytest-timeout hypothesis opacus transformers peft lightning accelerate".split()
 
 
 def main() -> None:
@@ -41,7 +39,7 @@ def checked(wheel: Path, python: str, torch: str, tests: bool) -> tuple[str, str
         run(shutil.which(f"python{python}") or f"python{python}", "-m", "venv", folder)
         interpreter = str(Path(folder) / "bin" / "python")
         wanted = [oldest_torch()] if torch == "oldest" else []
-        run(interpreter, "-m", "pip", "install", str(wheel), *wanted, *(TESTING if tests else ()))
+        run(interpreter, "-m", "pip", "install", f"{wheel}[dev]" if tests else wheel, *wanted)
         version = run(interpreter, "-c", "import torch; print(torch.__version__)").strip()
         readme = ended(interpreter, "-c", example())
         core = ended(interpreter, "-m", "pytest", "-q", "-n", "auto", ROOT / "tests" / "core") if tests else "not run"
