@@ -189,7 +189,7 @@ class PrivacyEngine:
             clipping = _check_clipping(clipping, private)
             expected_batch_size = sampler.sample_rate * sampler.num_records
             noise_std = split.sigma_gradient * clipping.sensitivity / expected_batch_size if private else 0.0
-            rate_learner = _make_rate_learner(plan, optimizer, noise_std)
+            rate_learner = _make_rate_learner(plan, module, optimizer, noise_std)
         processes.agree(
             records=sampler.num_records,
             owners=fetched.owners and hash(tuple(map(tuple, fetched.owners))),  # of integers, so not salted
@@ -319,13 +319,16 @@ def _check_own(path: str | os.PathLike[str], module: nn.Module, optimizer: HyFre
         raise ValueError("module must be the model that optimizer trains, as make_private_with_epsilon returned it")
 
 
-def _make_rate_learner(plan: RunPlan, optimizer: torch.optim.Optimizer, noise_std: float) -> RateLearner | None:
+def _make_rate_learner(
+    plan: RunPlan, module: nn.Module, optimizer: torch.optim.Optimizer, noise_std: float
+) -> RateLearner | None:
     """The learner for what the plan releases; ``noise_std`` is that of each entry of the gradient. None: fixed rate."""
     settings = plan.preset
     if settings.probe == "look":
         rate_factors = [plan.rate_factor(t) for t in range(plan.split.steps)]
         looks = plan.split.vote_steps
-        return LookedRate(optimizer, rate_factors, looks, noise_std, settings.initial_learning_rate)
+        tables = [layer.weight for layer in module.modules() if isinstance(layer, (nn.Embedding, nn.EmbeddingBag))]
+        return LookedRate(optimizer, rate_factors, looks, noise_std, settings.initial_learning_rate, tables)
     if settings.probe == "losses":
         return LossSearch(
             rule=settings.step_rule,

@@ -56,15 +56,23 @@ CONSTANTS: tuple[Any, ...] = (START_DISPLACEMENT, LADDER, FIRST_LOOK_STEP, LOOK_
 CONSTANTS += (CLEAR_MARGIN, CLEAR_VOTE, STRIDE, AVERAGE_POWER, PUBLIC_SEED)
 
 
-def public_start(parameters: Sequence[Tensor]) -> float:
+def public_start(parameters: Sequence[Tensor], tables: Sequence[Tensor] = ()) -> float:
     """c_0: the first rate, times sqrt(T), in units of the base optimizer's displacement per gradient.
 
     The noise of a run moves each weight by c, and so an output of a layer with n inputs of size 1 by c sqrt(n). The
     layers' noises add up. So c_0 is :data:`START_DISPLACEMENT` over the root of the sum of all n, which is public. A
     matrix has its outputs in dimension 0. For a vector, or if this dimension has size 1, n is 1.
+
+    The V rows of an embedding table, among ``tables``, are V inputs of which a record has few. If it had all, n would
+    be V; if one, 1. How many is not known here, so n is the root of V, the middle in octaves; or a row's width if that
+    is more, since products of two rows have so many terms.
     """
-    inputs = [p.numel() // len(p) if p.dim() > 1 and len(p) > 1 else 1 for p in parameters]
-    return START_DISPLACEMENT / math.sqrt(sum(inputs))
+
+    def inputs(p: Tensor) -> float:
+        width = p.numel() // len(p) if p.dim() > 1 and len(p) > 1 else 1
+        return max(width, math.sqrt(len(p))) if any(p is table for table in tables) else width
+
+    return START_DISPLACEMENT / math.sqrt(sum(map(inputs, parameters)))
 
 
 def noise_to_come(schedule: Sequence[float], made: int, momentum: float = 0.0) -> float:
@@ -169,6 +177,7 @@ class LookedRate(RateLearner):
         looks: the steps that begin with one.
         noise_std: of a coordinate of the private gradient; 0 without noise.
         eta: the first rate; None for c_0 / sqrt(T) in units of the optimizer's displacement, see :func:`public_start`.
+        tables: the weights of embeddings.
 
     Raises:
         ValueError: it is unknown how far this optimizer moves, see :func:`displacement_per_gradient`; or ``eta`` is out
@@ -182,6 +191,7 @@ class LookedRate(RateLearner):
         looks: Sequence[int],
         noise_std: float,
         eta: float | None = None,
+        tables: Sequence[Tensor] = (),
     ) -> None:
         if eta is not None and not 0 < eta < math.inf:
             raise ValueError(f"initial_learning_rate must be finite and positive, got {eta}")
@@ -197,7 +207,7 @@ class LookedRate(RateLearner):
         self._private = noise_std > 0
         # Size of a private gradient's coordinates: public where there is noise, else the first gradient's.
         self._unit = (noise_std or math.nan) if proportional else 1.0
-        self._first, self._c0 = eta, public_start(self._parameters)
+        self._first, self._c0 = eta, public_start(self._parameters, tables)
         self._steps, self._made = steps, 0
         self._start: list[Tensor] = []
         self._average: list[Tensor] = []

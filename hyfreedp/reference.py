@@ -159,7 +159,7 @@ def train(
     """
     looks = None
     if split.probe == "look":
-        looks = Looks(optimizer, split.steps, split.sigma_gradient * sensitivity / B, eta, decay)
+        looks = Looks(model, optimizer, split.steps, split.sigma_gradient * sensitivity / B, eta, decay)
     eta = eta or 1e-4
     for t, batch in enumerate(batches):
         released: dict[str, Any] = {}
@@ -198,6 +198,7 @@ class Looks:
     :mod:`hyfreedp.look` has the reasons. After the last step the weights are an average of those after each step.
 
     Args:
+        model: what is trained, in which embeddings have another number of inputs.
         optimizer: the base optimizer.
         T: steps of the run.
         std: of the noise of each coordinate of a private gradient.
@@ -205,10 +206,20 @@ class Looks:
         decay: what multiplies the rate at a share of the run.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, T: int, std: float, eta: float | None, decay: Function):
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        T: int,
+        std: float,
+        eta: float | None,
+        decay: Function,
+    ):
         groups = optimizer.param_groups
         rates = [(w, group["lr"] / groups[0]["lr"]) for group in groups for w in group["params"] if w.requires_grad]
         self.weights, self.ratios = zip(*rates, strict=True)
+        tables = (nn.Embedding, nn.EmbeddingBag)
+        self.tables = {id(layer.weight) for layer in model.modules() if isinstance(layer, tables)}
         self.momentum = groups[0].get("momentum", 0.0)
         self.T, self.eta, self.factors = T, eta, [decay(s / T) for s in range(T)]
         self.reach, proportional = displacement_per_gradient(optimizer, T)
@@ -229,10 +240,12 @@ class Looks:
         """The first rate; NaN while it is unknown how large gradients are."""
         if self.eta:
             return self.eta
-        inputs = 0  # of all layers together; 1 for a vector
-        for weight in self.start:
-            is_matrix = weight.dim() > 1 and len(weight) > 1
-            inputs += weight[0].numel() if is_matrix else 1
+        inputs = 0.0  # of all layers together; 1 for a vector
+        for weight in self.weights:
+            n: float = weight[0].numel() if weight.dim() > 1 and len(weight) > 1 else 1
+            if id(weight) in self.tables:  # its rows are the inputs, of which a record has an unknown number
+                n = max(n, len(weight) ** 0.5)
+            inputs += n
         return 6 / math.sqrt(inputs) / (math.sqrt(self.T) * self.reach * self.unit)
 
     def noise_to_come(self, t: int) -> float:

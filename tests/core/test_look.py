@@ -23,7 +23,7 @@ from twins import (
     twin_of,
 )
 
-from hyfreedp import look
+from hyfreedp import look, reference
 from hyfreedp.accounting import calibrate_noise
 from hyfreedp.accounting.split import VOTES
 from hyfreedp.gradients import AutomaticClipping
@@ -130,6 +130,18 @@ def test_the_first_rate_falls_with_the_root_of_all_inputs_and_what_has_none_coun
     shapes = [(64, 20), (64,), (3, 64), (3,), (16, 8, 3, 3), (16,), (1, 1, 64), (1,)]
     inputs = 20 + 1 + 64 + 1 + 72 + 1 + 1 + 1
     assert look.public_start([torch.empty(*shape) for shape in shapes]) == pytest.approx(6 / math.sqrt(inputs))
+
+
+def test_the_rows_of_a_table_are_inputs_of_which_a_record_has_few():
+    """The root of their number counts, or their width if that is more. So says the reference."""
+    tables = [torch.nn.Embedding(400, 8), torch.nn.Embedding(400, 1), torch.nn.EmbeddingBag(100, 8)]
+    tables += [torch.nn.Embedding(9, 8), torch.nn.Embedding(10**4, 8).requires_grad_(False)]
+    model = torch.nn.ModuleList([*tables, torch.nn.Linear(8, 400)])
+    first = 6 / math.sqrt((20 + 20 + 10 + 8 + 8 + 1) * 16)
+    base = torch.optim.AdamW(trainable(model))
+    twin = reference.Looks(model, base, 16, 0.0, None, lambda share: 1.0)
+    optimizer = by_hand(model, base, steps=16)
+    assert optimizer.eta == pytest.approx(first) and twin.first() == pytest.approx(first)
 
 
 @pytest.mark.parametrize("looking", [(), (1, 4), tuple(range(20))])
