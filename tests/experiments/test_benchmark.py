@@ -106,6 +106,7 @@ def test_shapes_of_the_paper_are_those_of_the_published_models():
         assert counts[name] == published - (1000 - classes) * (width + 1)
     untied, positions = 50257 * 768, (1024 - 128) * 768
     assert counts["gpt2"] == 124_439_808 + untied - positions
+    assert counts["gpt2_t512"] == 124_439_808 + untied - 512 * 768
     assert counts["llama2_7b"] == 6_738_415_616
 
 

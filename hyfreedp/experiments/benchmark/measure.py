@@ -100,7 +100,7 @@ def _peak_on_accelerator(contender: Contender, work: Workload, setup: Setup) -> 
 
 
 def _peak_on_cpu(contender: Contender, work: Workload, setup: Setup) -> int:
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
         step = contender.make(work.copy(), setup)
         step()
         with record_function(_MEASURED):

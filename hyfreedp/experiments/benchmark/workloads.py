@@ -59,6 +59,7 @@ MODELS: dict[str, Shape] = {
     "vit_small": Shape("vit", 384, 12, 6, tokens=197, outputs=10, batch_size=64),
     "vit_base": Shape("vit", 768, 12, 12, tokens=197, outputs=100, batch_size=64),
     "gpt2": Shape("gpt2", 768, 12, 12, tokens=128, outputs=50257, batch_size=16),
+    "gpt2_t512": Shape("gpt2", 768, 12, 12, tokens=512, outputs=50257, batch_size=8),
     "llama2_7b": Shape(
         "llama", 4096, 32, 32, tokens=512, outputs=32000, batch_size=4, hidden=11008, bfloat16=True, tunings=("lora",)
     ),
@@ -77,7 +78,7 @@ MODELS: dict[str, Shape] = {
     # for tests and for trying things out
     "tiny": Shape("vit", 32, 2, 2, tokens=17, outputs=5, batch_size=4, patch=4),
 }
-ON_GPU = ("vit_small", "vit_base", "gpt2", "llama2_7b")
+ON_GPU = ("vit_small", "vit_base", "gpt2", "gpt2_t512", "llama2_7b")
 SMALL = ("mlp_b256", "mlp_b1000", "convnet_b32", "convnet_b128")
 ON_CPU = ("vit_d384", "vit_d192", "gpt2_d256", "llama_d256")
 
