@@ -18,7 +18,7 @@ from hyfreedp.accounting.accountants import Accountant
 from hyfreedp.accounting.calibrate import calibrate_noise
 from hyfreedp.accounting.composition import shares
 from hyfreedp.accounting.split import Allocation, NoiseSplit, Probe
-from hyfreedp.checks import check_delta
+from hyfreedp.checks import check_count, check_delta
 from hyfreedp.preset import FIELDS, PRESETS, resolve
 from hyfreedp.statement import Statement, total_epsilon
 
@@ -130,12 +130,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _of_files(arguments[0], arguments[1:])
     parser = _parser()
     options = parser.parse_args(arguments)
-    if options.n < 1:
-        parser.error(f"--n must be at least 1, got {options.n}")
-    if not 1 <= options.batch_size <= options.n:
-        parser.error(f"--batch-size must be from 1 to n={options.n}, got {options.batch_size}")
     changes = {name: value for name, value in vars(options).items() if name in FIELDS}
     try:
+        check_count("--n", options.n, 1)
+        check_count("--batch-size", options.batch_size, 1, options.n, "n")
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             if math.isfinite(options.epsilon):

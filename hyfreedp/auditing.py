@@ -1,10 +1,7 @@
 """A privacy audit of a training script, from one run with many canaries (Steinke, Nasr and Jagielski, NeurIPS 2023).
 
-Every canary is included in the training data or not, by its own fair coin. An auditor who sees the trained model
-guesses the coins about which it is most confident. Under (epsilon, delta)-DP it can hardly be right more often than for
+Under (epsilon, delta)-DP an auditor who guesses which canaries were in the data can hardly be right more often than for
 randomized response, so many right guesses refute a claim. One run is enough, since each canary is an experiment.
-
-scipy.stats is imported inside functions, since ``import hyfreedp`` does not need it.
 """
 
 from __future__ import annotations
@@ -191,7 +188,7 @@ def p_value(right: int, guesses: int, canaries: int, epsilon: float, delta: floa
     Args:
         right, guesses, canaries: v, r and m, where v <= r <= m.
     """
-    from scipy.stats import binom
+    from scipy.stats import binom  # it takes a second, which `import hyfreedp` need not
 
     if not 0 <= right <= guesses <= canaries:
         raise ValueError(f"0 <= right <= guesses <= canaries must hold, got {right}, {guesses}, {canaries}")

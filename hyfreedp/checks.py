@@ -53,10 +53,11 @@ def check_array(name: str, value: Any) -> NDArray[np.float64]:
         raise TypeError(f"{name} must be a number or an array of numbers, got {value!r}: {error}") from None
 
 
-def check_positive(name: str, value: float) -> None:
-    """``value`` must be greater than 0; infinity is allowed, NaN is not."""
-    if not value > 0:
+def check_positive(name: str, value: Any) -> float:
+    """``value`` as a float greater than 0; infinity is allowed."""
+    if not check_number(name, value) > 0:
         raise ValueError(f"{name} must be positive, got {value}")
+    return float(value)
 
 
 def check_probability(name: str, value: Any, *, one_allowed: bool = False) -> float:

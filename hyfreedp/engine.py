@@ -35,8 +35,7 @@ from hyfreedp.look import LookedRate
 from hyfreedp.noise import NoiseGenerator
 from hyfreedp.noise.cipher import computes_noise
 from hyfreedp.optimizer import HyFreeDPOptimizer
-from hyfreedp.plan import RunPlan
-from hyfreedp.preset import PAPER_RATE, Preset, refuse_unknown, resolve, takes_preset_fields
+from hyfreedp.preset import PAPER_RATE, Preset, RunPlan, refuse_unknown, resolve, takes_preset_fields
 from hyfreedp.processes.group import Processes, replica
 from hyfreedp.processes.same_records import check_same_records
 from hyfreedp.pytorch.checkpoint import read_checkpoint, write_checkpoint
@@ -156,7 +155,7 @@ class PrivacyEngine:
             optimizer = optimizer.base
         check_optimizer(optimizer)
         device = optimizer.param_groups[0]["params"][0].device
-        processes = Processes.present(self._process_group, device)
+        processes = Processes(self._process_group, device)
         processes.agree(seed=self._seed, run=self._runs, secure_noise=self._secure_noise)
         generator = NoiseGenerator(self._seed, secure=self._secure_noise).child("run", self._runs)
         generator.load_state_dict(processes.gather(generator.state_dict())[0])
@@ -206,7 +205,7 @@ class PrivacyEngine:
             **replica(module),
             noise=split,
         )
-        check_same_records(processes, fetched.dataset, len(fetched.dataset), generator.child("same records"), device)
+        check_same_records(processes, fetched.dataset, generator.child("same records"), device)
         private_optimizer = HyFreeDPOptimizer(
             optimizer,
             module=module,

@@ -16,8 +16,7 @@ from torch import Tensor
 from hyfreedp.checks import check_choice
 from hyfreedp.curvefit import QuadraticFit, fit_quadratic
 from hyfreedp.learner import BatchView, RateLearner
-from hyfreedp.noise import NoiseGenerator
-from hyfreedp.privatize import AddUp, loss_noise_std, privatize_loss
+from hyfreedp.privatize import loss_noise_std, privatize_loss
 from hyfreedp.pytorch.records import ProbeResult
 
 StepRule = Literal["gen", "literal"]
@@ -110,55 +109,33 @@ class LossSearch(RateLearner):
     def probe_after_step(
         self, view: BatchView, here: Tensor, move: Callable[[float], None]
     ) -> tuple[ProbeResult, Tensor]:
-        """Release three losses of the batch (Alg. 1, line 7); see :class:`RateLearner`."""
-        with view.processes.all_or_none():
-            move(self.eta)
-            ahead = view.batch.losses()
-            move(-self.eta)
-            probed = torch.stack([ahead, here, view.batch.losses()])
-        result = self.update(
-            view.batch.weighted(probed),
-            view.noise_multiplier,
-            view.expected_batch_size,
-            view.generator,
-            add_up=view.processes.add_up,
-        )
-        view.released()
-        return result, probed
+        """Release three losses of the batch, fit and decide; updates ``eta`` and R_l. See :class:`RateLearner`.
 
-    def update(
-        self,
-        losses: Tensor,
-        noise_multiplier: float,
-        expected_batch_size: float,
-        generator: NoiseGenerator | None,
-        *,
-        add_up: AddUp | None = None,
-    ) -> ProbeResult:
-        """Release the losses with noise, fit and decide; updates ``eta`` and R_l.
-
-        Args:
-            losses: raw per-sample losses at w - eta G, w and w + eta G, shape ``(3, B)``. They are clipped to [0, R_l],
-                so a loss that is mostly negative, such as a negative log-density, must be shifted.
-            noise_multiplier, expected_batch_size, generator, add_up: as in :func:`hyfreedp.privatize_loss`.
+        Losses are clipped to [0, R_l], so one that is mostly negative, such as a negative log-density, must be shifted.
         """
         eta, threshold = self.eta, self.loss_threshold
+        with view.processes.all_or_none():
+            move(eta)
+            ahead = view.batch.losses()
+            move(-eta)
+            probed = torch.stack([ahead, here, view.batch.losses()])  # line 7
         private = privatize_loss(
-            losses,
+            view.batch.weighted(probed),
             threshold,
-            noise_multiplier,
-            expected_batch_size=expected_batch_size,
-            generator=generator,
-            add_up=add_up,
+            view.noise_multiplier,
+            expected_batch_size=view.expected_batch_size,
+            generator=view.generator,
+            add_up=view.processes.add_up,
         ).tolist()
-        std = loss_noise_std(threshold, noise_multiplier, expected_batch_size)
-        fit = fit_quadratic([eta, 0.0, -eta], private, std)
-        decision = self._rule(fit, eta)
+        view.released()
+        std = loss_noise_std(threshold, view.noise_multiplier, view.expected_batch_size)
+        fit = fit_quadratic([eta, 0.0, -eta], private, std)  # lines 9 and 10
+        decision = self._rule(fit, eta)  # line 11
         self._eta = decision.eta
         if math.isfinite(threshold):
             floor, cap = LOSS_THRESHOLD_RANGE
             self.loss_threshold = min(max(self._threshold_rule(private), floor), cap)
-        return ProbeResult(
+        result = ProbeResult(
             eta_probed=eta,
             eta_next=decision.eta,
             distance=eta,
@@ -171,6 +148,7 @@ class LossSearch(RateLearner):
             private_loss=private[1],
             loss_threshold=threshold,
         )
+        return result, probed
 
     def state_dict(self) -> dict[str, Any]:
         return {"eta": self.eta, "loss_threshold": self.loss_threshold}

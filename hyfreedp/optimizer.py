@@ -26,7 +26,7 @@ from hyfreedp.gradients.step_batch import StepBatch, Weights
 from hyfreedp.gradients.validate import check_modes
 from hyfreedp.learner import BatchView, FixedRate, RateLearner
 from hyfreedp.noise import NoiseGenerator
-from hyfreedp.plan import RunPlan
+from hyfreedp.preset import RunPlan
 from hyfreedp.processes.group import Processes
 from hyfreedp.pytorch.base_optimizer import BaseOptimizer
 from hyfreedp.pytorch.layers import layers_of
@@ -56,7 +56,7 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
         sampler: the Poisson sampler of the loader whose batches :meth:`step` takes.
         generator: of the noise of gradients and probes; each step has its own key.
         expected_batch_size: sample rate times number of records.
-        processes: those that train this model together, with the same arguments; None for a single one.
+        processes: those that train this model together, with the same arguments.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
         max_physical_batch_size: PhysicalBatchSize = None,
         diagnostics: bool = False,
         without_guarantee: bool = False,
-        processes: Processes | None = None,
+        processes: Processes,
     ) -> None:
         check_physical_batch_size(max_physical_batch_size)
         super().__init__(optimizer)
@@ -85,7 +85,7 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
         self.expected_batch_size = expected_batch_size
         self.max_physical_batch_size = max_physical_batch_size
         self.diagnostics = diagnostics
-        self.processes = processes or Processes()
+        self.processes = processes
         self._base = BaseOptimizer(optimizer, module, plan.learns_rate, plan.decays)
         self._generator = generator
         self._releases = Releases(self.ledger, gradient_engine, generator, expected_batch_size, self.processes)
@@ -318,10 +318,6 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
         return self.rate_learner.averaged()
 
     # -- what torch expects of an optimizer ----------------------------------------------------------------------------
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear the gradients, for loops written for other optimizers; :meth:`step` does so itself."""
-        self.base.zero_grad(set_to_none=set_to_none)  # not the clipped sums: a loss may call it between pieces
 
     def state_dict(self) -> dict[str, Any]:
         """All that :meth:`load_state_dict` needs to resume bit for bit: tensors and plain values. Threat model: CK.

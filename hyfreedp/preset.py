@@ -1,4 +1,4 @@
-"""Presets: the settings of the method, independent of data, model and privacy target, and arguments to change them."""
+"""Presets, the settings of the method; arguments to change them; and the plan of a run, which follows from both."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from inspect import Parameter, signature
 from typing import Any, ParamSpec, TypeVar
 
 from hyfreedp.accounting.accountants import Accountant
-from hyfreedp.accounting.split import Allocation, Probe
+from hyfreedp.accounting.split import Allocation, NoiseSplit, Probe
 from hyfreedp.checks import check_choice, check_number, nearest
 from hyfreedp.line_search import LossThresholdRule, StepRule
-from hyfreedp.schedule import Decay, look_steps
+from hyfreedp.schedule import Decay, decay_factor, look_steps
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -160,3 +160,33 @@ def resolve(preset: str | Preset, changes: Mapping[str, Any], steps: int) -> Pre
     if settings.probe == "losses" and "interval" not in changes:
         settings = replace(settings, interval=min(settings.interval, steps))
     return settings
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """What step t = 0, 1, ... of a run releases, and its learning-rate factor; ``split`` is as accounted for."""
+
+    preset: Preset
+    split: NoiseSplit
+
+    @property
+    def learns_rate(self) -> bool:
+        """Whether the learning rate is learned, from looks or probes."""
+        return self.split.probe != "none"
+
+    @property
+    def decays(self) -> bool:
+        """Whether the run lowers the rate by a schedule of its own."""
+        return self.preset.decay != "none"
+
+    def votes_before(self, t: int) -> bool:
+        """Whether step t begins with votes on the rate (a look)."""
+        return self.split.probe == "look" and self.split.is_probe_step(t)
+
+    def probes_after(self, t: int) -> bool:
+        """Whether three losses are released along the update of step t (a line search)."""
+        return self.split.probe == "losses" and self.split.is_probe_step(t)
+
+    def rate_factor(self, t: int) -> float:
+        """Factor of the decay on the learning rate at step t."""
+        return decay_factor(t, self.split.steps, self.preset.decay, self.preset.decay_start)

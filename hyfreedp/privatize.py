@@ -83,8 +83,7 @@ def privatize_loss(
     check_type("add_up", add_up, Callable | None, "a function of a list of tensors")
     if losses.is_complex():
         raise TypeError(f"losses must be real numbers, got {losses.dtype}")
-    threshold = check_number("threshold", threshold)
-    check_positive("threshold", threshold)
+    threshold = check_positive("threshold", threshold)
     clipped = losses.double().nan_to_num(nan=UNBOUNDED_LOSS, posinf=UNBOUNDED_LOSS).clamp(0, threshold)
     return noisy_mean(clipped, threshold, noise_multiplier, expected_batch_size, generator, add_up)
 
@@ -106,10 +105,8 @@ def privatize_votes(
     lies in [-1, 1] whatever the losses are, so no threshold is needed, and the L2 sensitivity of all m sums together is
     sqrt(m).
 
-    Signs of b - a would be as bounded. But then the records of a class vote as a block: a small shift of all logits
-    towards one of K balanced classes would have a margin of 2 / K - 1, although the mean loss does not change to first
-    order. These votes have a margin of 0 there, to first order. NaN and infinity count as the largest loss, minus
-    infinity as the smallest; ties, also of these, add 0.
+    NaN and infinity count as the largest loss, minus infinity as the smallest; ties, also of these, add 0. Signs of
+    b - a would be as bounded, but the records of a class would vote as a block (docs/step_rule.md, "Why not signs").
 
     Args:
         losses: per-sample losses at each candidate, in order, shape ``(m + 1, B)``. B may be 0.
@@ -192,8 +189,7 @@ def normal_clipping_bias(threshold: ArrayLike, mean: float, std: float) -> float
         threshold: one R_l or an array of them; the result has its shape. alpha = (R_l - mean) / std.
         mean, std: of the per-sample loss, std > 0.
     """
-    mean, std = check_number("mean", mean), check_number("std", std)
-    check_positive("std", std)
+    mean, std = check_number("mean", mean), check_positive("std", std)
     alpha = (check_array("threshold", threshold) - mean) / std
     density = np.exp(-(alpha**2) / 2) / math.sqrt(2 * math.pi)  # scipy.stats would take a second to import
     bias = std * (density - alpha * special.ndtr(-alpha))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from torch import Tensor, nn
@@ -52,5 +53,5 @@ class Releases:
             generator=self.generator.child(what, t),
             batch=batch,
             processes=self.processes,
-            count=self.ledger.record_look if what == "look" else self.ledger.record_probe,
+            count=partial(self.ledger.record_probe, t),
         )

@@ -16,8 +16,7 @@ from importlib import metadata
 from typing import Any, Literal
 
 from hyfreedp.accounting import NoiseSplit
-from hyfreedp.accounting.composition import spent
-from hyfreedp.accounting.several import epsilon_of_runs, epsilon_of_zcdp, zcdp
+from hyfreedp.accounting.composition import epsilon_of_runs, epsilon_of_zcdp, spent, zcdp
 from hyfreedp.checks import (
     check_choice,
     check_count,

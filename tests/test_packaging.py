@@ -29,7 +29,6 @@ LAYERS = [
     {"gradients.plain", "learner", "data.sampling"},
     {"line_search", "look"},
     {"preset", "reference", "release", "run_state", "statement"},
-    {"plan"},
     {"optimizer", "__main__"},
     {"engine", "plots"},
     {"__init__"},

@@ -1,14 +1,11 @@
 """Upper bounds of the epsilon of several releases, each on its own Poisson batches.
 
-A release is the sum of a batch plus Gaussian noise of standard deviation sigma times the sum's L2 sensitivity. Several
-releases of one batch count as a single one whose sigma^-2 is the sum of theirs. Neighbours differ in one record, or in
-the records of one person (:mod:`hyfreedp.accounting.groups`).
+A release is the sum of a batch plus Gaussian noise of standard deviation sigma times the sum's L2 sensitivity.
+Neighbours differ in one record, or in the records of one person.
 
 * "pld": privacy loss distributions, the tightest; :mod:`hyfreedp.accounting.groups` makes that of one release,
   :mod:`hyfreedp.accounting.privacy_loss` composes them.
-* "rdp": Renyi differential privacy.
-
-dp-accounting is imported where it is used, since importing it takes a second.
+* "rdp": Renyi differential privacy, by dp-accounting, which is imported here alone: that takes a second.
 """
 
 from __future__ import annotations

@@ -44,9 +44,8 @@ def calibrate_noise(
     * "constant": the paper's, sigma_g = gamma sigma on all steps and the smallest sigma_l with the epsilon of DP-SGD at
       sigma (Eq. sigmas). It equals the closed form above if every step probes.
 
-    Where there is no closed form a root search ends on the private side: epsilon never exceeds the target. sigma_l is
-    matched to the epsilon of DP-SGD at sigma, not to the target, since the probes' share is so small that an error of
-    1e-6 would show. The defaults describe the default run (preset "robust").
+    Epsilon never exceeds the target, also where a root search finds the noise. The defaults describe the default run
+    (preset "robust").
 
     Args:
         target_epsilon: > 0. Infinite: no noise at all (non-private).
@@ -67,8 +66,7 @@ def calibrate_noise(
     Raises:
         ValueError: an argument is out of range, or no noise meets the budget.
     """
-    target_epsilon = check_number("target_epsilon", target_epsilon)
-    check_positive("target_epsilon", target_epsilon)
+    target_epsilon = check_positive("target_epsilon", target_epsilon)
     check_choice("probe", probe, Probe)
     check_choice("accountant", accountant, Accountant)
     check_choice("allocation", allocation, Allocation)
@@ -192,7 +190,10 @@ def _vanilla_noise(split: NoiseSplit) -> float:
 
 
 def _loss_noise(split: NoiseSplit) -> float:
-    """The smallest sigma_l that the budget allows beside the gradient noise of ``split`` (Alg. 2, lines 8 and 9)."""
+    """The smallest sigma_l that the budget allows beside the gradient noise of ``split`` (Alg. 2, lines 8 and 9).
+
+    The budget is the epsilon of DP-SGD at sigma, not the target: the probes' share is so small that 1e-6 would show.
+    """
 
     def noise(start: float, coarseness: int, tolerance: float) -> float:
         gradients_alone = cost(split, ((split.sigma_gradient, split.steps),), coarseness=coarseness)

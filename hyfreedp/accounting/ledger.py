@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from hyfreedp.accounting.accountants import Accountant
 from hyfreedp.accounting.composition import spent
 from hyfreedp.accounting.split import NoiseSplit
 from hyfreedp.errors import LOOP_THAT_ENDS, BudgetExhausted
@@ -61,14 +60,9 @@ class PrivacyLedger:
         self._count(self._steps, 0, tag)
         self._steps += 1
 
-    def record_probe(self, tag: int = 0) -> None:
-        """Count the probe of the step just recorded, before anything of it is released."""
-        self._count(self._steps - 1, 1, tag)
-
-    def record_look(self, tag: int = 0) -> None:
-        """Count the look of the next step, which is released before the step's gradient."""
-        self.check()
-        self._count(self._steps, 1, tag)
+    def record_probe(self, step: int, tag: int) -> None:
+        """Count the look of the next step, or the probe of the one just recorded, before anything of it is used."""
+        self._count(step, 1, tag)
 
     def _count(self, step: int, kind: int, tag: int) -> None:
         if kind and not self.split.is_probe_step(step):
@@ -82,10 +76,10 @@ class PrivacyLedger:
         self._released[step] = tags
         tags[kind] = tag
 
-    def epsilon(self, target_delta: float | None = None, accountant: Accountant | None = None) -> float:
-        """Epsilon of all recorded releases; delta and accountant are the split's own if None."""
+    def epsilon(self, target_delta: float | None = None) -> float:
+        """Epsilon of all recorded releases, at the split's delta if None."""
         probes = sum(map(self.split.is_probe_step, self._released))
-        return spent(self.split, len(self._released), probes, target_delta=target_delta, accountant=accountant)
+        return spent(self.split, len(self._released), probes, target_delta=target_delta)
 
     def state_dict(self) -> dict[str, Any]:
         """Position, plan and tags as plain numbers and strings."""

@@ -29,10 +29,6 @@ class ClosureOptimizer(OptimizerWrapper):
         """Call ``closure`` and return what it returns."""
         return None if closure is None else closure()
 
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear the gradients, which hold nothing between steps."""
-        self.private.zero_grad(set_to_none)
-
     def state_dict(self) -> dict[str, Any]:
         """The private optimizer's state without the secret keys of noise and sampling, and without raw diagnostics."""
         state = self.private.state_dict()

@@ -4,14 +4,7 @@ Dropout and augmentation draw from these generators, in the order of the batch. 
 ``torch.manual_seed(0)``, one record more shifts the numbers of all records after it in a way that they can compute, and
 the clipped sum moves by far more than one record's gradient. So each pass of a step and each batch of the loader seeds
 them from the run's secret key.
-
-**Why a key is enough.** The numbers of a batch's rows are independent and unknown to the observer. Couple two runs that
-differ in one record by giving every other record the same numbers; each run alone keeps its distribution. Given the
-numbers, the clipped sums differ by the one record's contribution, and a mixture of mechanisms that have the guarantee
-has it too. This also holds if a record decides how many numbers it draws.
-
-**Limits.** The Mersenne Twister of torch, NumPy and Python is no cipher. Its whole state is derived from the key for
-each pass, and its output is seen through noised sums only.
+docs/threat-model.md, "Random numbers", says why that is enough, and what its limits are.
 """
 
 from __future__ import annotations

@@ -34,7 +34,8 @@ class Processes:
     If one of them has died, the others get an error: from gloo at once, else after ``init_process_group``'s timeout.
 
     Args:
-        group: a process group of torch.distributed that holds this process, or None.
+        group: a process group of torch.distributed; if None, all processes, should ``init_process_group`` have been
+            called, else this one alone.
         device: of the tensors that are sent.
 
     Raises:
@@ -42,18 +43,13 @@ class Processes:
     """
 
     def __init__(self, group: dist.ProcessGroup | None = None, device: torch.device | None = None) -> None:
+        if group is None and dist.is_initialized():
+            group = dist.group.WORLD
         self.rank, self.size = (0, 1) if group is None else (dist.get_rank(group), dist.get_world_size(group))
         if self.rank < 0:
             raise ValueError("process_group must hold this process, but it is one of other processes")
         self._group = group
         self._device = device
-
-    @classmethod
-    def present(cls, group: dist.ProcessGroup | None, device: torch.device) -> Processes:
-        """The processes of ``group``, or all of them if it is None and ``init_process_group`` was called."""
-        if group is None and dist.is_initialized():
-            group = dist.group.WORLD
-        return cls(group, device)
 
     def check_joined(self) -> None:
         """Refuse to train alone if ``init_process_group`` was called since: each process would account its own run."""

@@ -21,18 +21,16 @@ from hyfreedp.processes.group import Processes
 _COMPARED_RECORDS = 8  # two random orders agree in all of them with probability N^-8
 
 
-def check_same_records(
-    processes: Processes, dataset: Any, size: int, generator: NoiseGenerator, device: torch.device
-) -> None:
+def check_same_records(processes: Processes, dataset: Any, generator: NoiseGenerator, device: torch.device) -> None:
     """Refuse data sets that differ between processes in one of a few records, chosen at random.
 
     Random augmentation is the same on all, since its random numbers are. Records that differ from one access to the
-    next, or hold anything but numbers, text and arrays of numbers, are skipped. ``size``, the number of records, and
+    next, or hold anything but numbers, text and arrays of numbers, are skipped. The number of records, and
     ``generator``, which chooses records and the key of the hash, must be the same on all processes.
     """
     if processes.size == 1:
         return
-    rows = (generator.child("rows").uniform(_COMPARED_RECORDS) * size).long().tolist()
+    rows = (generator.child("rows").uniform(_COMPARED_RECORDS) * len(dataset)).long().tolist()
 
     def digest(row: int) -> str | None:
         with random_states_of(generator.child("random", row).key, device):

@@ -49,6 +49,10 @@ class OptimizerWrapper(torch.optim.Optimizer):
         """The base optimizer's defaults."""
         return self.base.defaults
 
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the gradients, for loops written for other optimizers: a private step leaves none."""
+        self.base.zero_grad(set_to_none=set_to_none)  # not the clipped sums: a loss may call it between pieces
+
     def add_param_group(self, param_group: dict[str, Any]) -> NoReturn:
         """Refused: a run's parameters are those that were made private."""
         raise RuntimeError(

@@ -20,7 +20,7 @@ def run(ledger, steps):
     for _ in range(steps):
         ledger.record(ledger.steps)
         if ledger.split.is_probe_step(ledger.steps - 1) and ledger.split.probe == "losses":
-            ledger.record_probe(ledger.steps)
+            ledger.record_probe(ledger.steps - 1, ledger.steps)
 
 
 def test_a_run_spends_what_its_split_says_and_no_step_more():
@@ -45,10 +45,8 @@ def test_a_probe_or_look_out_of_turn_is_refused_and_not_counted():
     run(ledger, 3)
     counted = ledger.state_dict()
     with pytest.raises(BudgetExhausted, match="step 3 must not probe by the plan"):
-        ledger.record_look(11)
+        ledger.record_probe(3, 11)
     ledger.record()
-    with pytest.raises(BudgetExhausted, match="step 3 must not probe by the plan"):
-        ledger.record_probe(11)
     assert ledger.state_dict() == counted | {"steps": 4, "released": [*counted["released"], [3, 0, None]]}
 
 
@@ -58,9 +56,9 @@ def test_a_look_and_the_gradient_after_it_are_one_step():
     ledger = PrivacyLedger(split)
     ledger.record(10)
     before = ledger.epsilon()
-    ledger.record_look(11)
+    ledger.record_probe(1, 11)
     after_look = ledger.epsilon()
-    ledger.record_look(11)  # the same batch once more: the same release
+    ledger.record_probe(1, 11)  # the same batch once more: the same release
     ledger.record(12)
     assert before < ledger.epsilon() == after_look and "2 of 12 steps, 1 of " in repr(ledger)
 

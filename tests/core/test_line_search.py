@@ -1,6 +1,7 @@
 """The paper's line search: step rules against closed forms, what a probe releases, and the state it moves."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,7 +11,10 @@ from hypothesis import strategies as st
 
 from hyfreedp import line_search
 from hyfreedp.curvefit import QuadraticFit
+from hyfreedp.learner import BatchView
 from hyfreedp.line_search import LossSearch
+from hyfreedp.noise import NoiseGenerator
+from hyfreedp.processes.group import Processes
 from hyfreedp.schedule import decay_factor
 
 LOSSES = torch.tensor([[0.4, 0.1, 0.9], [0.5, 0.3, 1.1], [0.8, 0.6, 1.6]], dtype=torch.float64)  # at w - hG, w, w + hG
@@ -61,7 +65,9 @@ def test_one_bad_record_moves_a_release_by_no_more_than_its_clip(where, bad):
     fits = []
     for losses in (LOSSES, extended):
         probe = LossSearch(rule="gen", eta=0.1)
-        fits.append(probe.update(losses, 0.0, 4.0, None))
+        batch = SimpleNamespace(losses=iter(losses[[0, 2]]).__next__, weighted=lambda losses: losses)
+        view = BatchView(0.0, 4.0, NoiseGenerator(0), batch, Processes(), count=lambda tag: None)
+        fits.append(probe.probe_after_step(view, losses[1], lambda distance: None)[0])
         assert math.isfinite(probe.eta) and math.isfinite(probe.loss_threshold) and probe.eta > 0
     slope, curvature = (abs(getattr(fits[0], name) - getattr(fits[1], name)) for name in ("slope", "curvature"))
     assert slope <= 1.0 / 4 / (2 * 0.1) * (1 + 1e-9)

@@ -7,7 +7,7 @@ import math
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from hyfreedp.checks import check_choice, check_count, check_number, check_positive, nearest
+from hyfreedp.checks import check_choice, check_count, check_positive, nearest
 from hyfreedp.experiments.data.texts import checksum_of
 from hyfreedp.experiments.models.image_models import Model, Tuning
 from hyfreedp.experiments.models.language_models import LanguageModel
@@ -72,7 +72,7 @@ class Spec:
         for name in ("epsilon", "learning_rate", "clipping_threshold"):
             value = getattr(self, name)
             if value is not None or name != "clipping_threshold":
-                check_positive(name, number := check_number(name, value))
+                number = check_positive(name, value)
                 object.__setattr__(self, name, number)  # so that 1 and 1.0 name the same cell
         for name, smallest in (("seed", 0), ("interval", 1), ("steps", 1)):
             value = getattr(self, name)
