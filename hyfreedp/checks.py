@@ -199,15 +199,6 @@ def check_weights(weights: Tensor) -> Tensor:
     return weights
 
 
-def check_same_run(here: Mapping[str, str], there: Mapping[str, str]) -> None:
-    """Refuse to resume a run if its settings differ from the saved ones, ``there``."""
-    for name in {**here, **there}:
-        if here.get(name) != there.get(name):
-            raise ValueError(
-                f"the state is of another run: {name} is {there.get(name)} there and {here.get(name)} here"
-            )
-
-
 def check_same_model(here: Mapping[str, Any], there: Mapping[str, Any]) -> None:
     """Refuse saved weights, ``there``, of another model before any is loaded (torch would load those that fit)."""
     own, other = ({name: getattr(value, "shape", None) for name, value in state.items()} for state in (here, there))

@@ -23,7 +23,6 @@ from hyfreedp.checks import (
     check_number,
     check_optimizer,
     check_parameters,
-    check_type,
     check_unwrapped,
 )
 from hyfreedp.data.batches import PhysicalBatchSize
@@ -254,10 +253,8 @@ class PrivacyEngine:
             module, optimizer: as :meth:`make_private_with_epsilon` returned them.
             checkpoint_dict: further tensors and plain values to save, such as a scheduler's state.
         """
-        _check_own(path, module, optimizer)
-        more = {} if checkpoint_dict is None else checkpoint_dict
-        check_type("checkpoint_dict", more, Mapping, "a dictionary of tensors and plain values")
-        write_checkpoint(path, optimizer.state_dict(), more)
+        _check_own(module, optimizer)
+        write_checkpoint(path, optimizer.state_dict(), checkpoint_dict or {})
 
     def load_checkpoint(
         self, *, path: str | os.PathLike[str], module: nn.Module, optimizer: HyFreeDPOptimizer
@@ -271,7 +268,7 @@ class PrivacyEngine:
         Returns:
             The ``checkpoint_dict``.
         """
-        _check_own(path, module, optimizer)
+        _check_own(module, optimizer)
         state, checkpoint_dict = read_checkpoint(path)
         optimizer.load_state_dict(state)
         return checkpoint_dict
@@ -310,8 +307,7 @@ def _check_clipping(clipping: Clipping | None, private: bool) -> Clipping:
     return clipping
 
 
-def _check_own(path: str | os.PathLike[str], module: nn.Module, optimizer: HyFreeDPOptimizer) -> None:
-    check_type("path", path, str | os.PathLike, "the path of a file")
+def _check_own(module: nn.Module, optimizer: HyFreeDPOptimizer) -> None:
     if not isinstance(optimizer, HyFreeDPOptimizer):
         raise TypeError(f"optimizer must be what make_private_with_epsilon returned, got {type(optimizer).__name__}")
     if optimizer.module is not module:

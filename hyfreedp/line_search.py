@@ -87,8 +87,6 @@ class LossSearch(RateLearner):
         loss_threshold: float = 1.0,
         loss_threshold_rule: LossThresholdRule = "sum",
     ) -> None:
-        if not 0 < eta < math.inf:
-            raise ValueError(f"initial_learning_rate must be finite and positive, got {eta}")
         check_choice("step_rule", rule, StepRule)
         check_choice("loss_threshold_rule", loss_threshold_rule, LossThresholdRule)
         rules: dict[str, Callable[[QuadraticFit, float], StepDecision]] = {

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from hyfreedp.accounting import NoiseSplit, PrivacyLedger
-from hyfreedp.data.batches import Loss, PhysicalBatchSize, batch_length, check_physical_batch_size
+from hyfreedp.checks import check_count
+from hyfreedp.data.batches import Loss, PhysicalBatchSize, batch_length
 from hyfreedp.data.sampling import PoissonSampler
 from hyfreedp.gradients import GradientEngine
 from hyfreedp.gradients.plain import check_plain_loss
@@ -75,7 +76,9 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
         without_guarantee: bool = False,
         processes: Processes,
     ) -> None:
-        check_physical_batch_size(max_physical_batch_size)
+        size = max_physical_batch_size
+        if size is not None and not callable(size):
+            check_count("max_physical_batch_size, unless it is None or a function of a record,", size, 1)
         super().__init__(optimizer)
         self.module, self.plan = module, plan
         self._sampler, self._sampled = sampler, not without_guarantee
@@ -83,7 +86,7 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
         self.rate_learner = rate_learner or FixedRate(self._own_rate)
         self.ledger = PrivacyLedger(plan.split)
         self.expected_batch_size = expected_batch_size
-        self.max_physical_batch_size = max_physical_batch_size
+        self.max_physical_batch_size = size
         self.diagnostics = diagnostics
         self.processes = processes
         self._base = BaseOptimizer(optimizer, module, plan.learns_rate, plan.decays)
@@ -94,7 +97,7 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
         )
         self._wired_by = os.getpid()
         self._loss_compared = False  # whether a batch's loss was compared with those of its records
-        self._warned_of_training = self._warn_if_trained(stacklevel=5)
+        self._warned_of_training = self._warn_if_trained()
 
     # -- Algorithm 1 ---------------------------------------------------------------------------------------------------
 
@@ -139,7 +142,9 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
             with self.processes.all_or_none():
                 losses, norms = samples.add_gradients()  # lines 2 and 3
             self._set_gradient(self._releases.gradient(self._base.parameters))  # line 4
-            eta = self._rate(t)
+            eta = learner.eta * self.plan.rate_factor(t)
+            if math.isnan(eta):  # a learner that has no rate yet, since all gradients so far were zero
+                eta = 0.0
             if self.plan.probes_after(t):
                 move = self._base.step_along(eta)  # line 5
                 probe, probed, eta = self._probe(self._releases.view(t, samples, "probe"), losses, move, eta)  # 7 to 12
@@ -169,7 +174,7 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
         self.processes.check_joined()
         self.ledger.check()
         if t == 0 and not self._warned_of_training:  # another run may have trained the model since
-            self._warned_of_training = self._warn_if_trained(stacklevel=5)
+            self._warned_of_training = self._warn_if_trained()
         self._base.sync_scheduler()
         self.rate_learner.on_step_start(t)
         self._clear()
@@ -214,11 +219,6 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
             self.sampler.position = self.ledger.steps
         self.rate_learner.on_gradient()
 
-    def _rate(self, t: int) -> float:
-        """eta of step t, decay included; 0 if the learner has none yet, as all gradients so far were zero."""
-        eta = self.rate_learner.eta * self.plan.rate_factor(t)
-        return 0.0 if math.isnan(eta) else eta
-
     def _probe(
         self, view: BatchView, here: Tensor, move: Callable[[float], None], eta: float
     ) -> tuple[ProbeResult, Tensor, float]:
@@ -239,14 +239,14 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
         self._base.clear_gradients()
         self.gradient_engine.clear()
 
-    def _warn_if_trained(self, stacklevel: int) -> bool:
+    def _warn_if_trained(self) -> bool:
         """Warn, and return, whether a private run has trained layers of the model in this process."""
         trained_before = any(layer in _TRAINED for layer in layers_of(self.module))
         if trained_before:
             warnings.warn(
                 "this model was trained privately before: epsilon of the new run does not include that run's. Make "
                 "model and optimizer anew, or add the two",
-                stacklevel=stacklevel,
+                stacklevel=5,
             )
         return trained_before
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import wraps
@@ -138,16 +139,16 @@ def resolve(preset: str | Preset, changes: Mapping[str, Any], steps: int) -> Pre
     if not isinstance(preset, Preset):
         raise TypeError(f"preset must be one of {', '.join(map(repr, PRESETS))} or a Preset, got {preset!r}")
     settings = replace(preset, **changes)
-    for name in ("warmup", "smoothing", "decay_start", "initial_learning_rate"):
-        if name != "initial_learning_rate" or settings.initial_learning_rate is not None:
-            check_number(name, getattr(settings, name))
-    if not 0 <= settings.warmup <= 1:
+    rate = settings.initial_learning_rate
+    if rate is not None and not 0 < check_number("initial_learning_rate", rate) < math.inf:
+        raise ValueError(f"initial_learning_rate must be finite and positive, got {rate}")
+    if not 0 <= check_number("warmup", settings.warmup) <= 1:
         raise ValueError(f"warmup must be a share of the run in [0, 1], got {settings.warmup}")
-    if not 0 < settings.smoothing <= 1:
+    if not 0 < check_number("smoothing", settings.smoothing) <= 1:
         raise ValueError(f"smoothing must be the weight of the new rate, in (0, 1], got {settings.smoothing}")
     check_choice("probe", settings.probe, Probe)
     check_choice("decay", settings.decay, Decay)
-    if not 0 <= settings.decay_start < 1:
+    if not 0 <= check_number("decay_start", settings.decay_start) < 1:
         raise ValueError(f"decay_start must be in [0, 1), got {settings.decay_start}")
     unused: tuple[str, ...] = () if settings.probe == "losses" else _FOR_LINE_SEARCH
     if settings.probe == "none":

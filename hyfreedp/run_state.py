@@ -13,7 +13,7 @@ from torch import nn
 
 from hyfreedp.accounting import PrivacyLedger
 from hyfreedp.accounting.ledger import Tags
-from hyfreedp.checks import check_same_model, check_same_run
+from hyfreedp.checks import check_same_model
 from hyfreedp.data.sampling import PoissonSampler
 from hyfreedp.learner import RateLearner
 from hyfreedp.noise import NoiseGenerator
@@ -57,7 +57,12 @@ class RunState:
             raise ValueError("the state must be what state_dict() of a private optimizer gave")
         key = state["generator"]["key"]
         self.processes.agree(steps=state["ledger"]["steps"], generator=hashlib.sha256(key.encode()).hexdigest()[:8])
-        check_same_run(self.settings, state["settings"])
+        here, there = self.settings, state["settings"]
+        for name in {**here, **there}:
+            if here.get(name) != there.get(name):
+                raise ValueError(
+                    f"the state is of another run: {name} is {there.get(name)} there and {here.get(name)} here"
+                )
         check_same_model(self.module.state_dict(), state["model"])
         known = self.ledger.released
         if known and key != self.generator.key.hex():

@@ -12,7 +12,7 @@ from hyfreedp.accounting.accountants import Accountant
 from hyfreedp.accounting.composition import cost, epsilon, spent
 from hyfreedp.accounting.search import LARGEST_NOISE, SMALLEST_NOISE, TOLERANCE, smallest_noise
 from hyfreedp.accounting.split import SQUARED_L2_SENSITIVITY, Allocation, NoiseSplit, Probe
-from hyfreedp.checks import check_choice, check_count, check_number, check_positive
+from hyfreedp.checks import check_count, check_number, check_positive
 from hyfreedp.schedule import look_steps
 
 DEFAULT_GAMMA = 1.01  # the paper's: gradients lose one per cent
@@ -67,9 +67,6 @@ def calibrate_noise(
         ValueError: an argument is out of range, or no noise meets the budget.
     """
     target_epsilon = check_positive("target_epsilon", target_epsilon)
-    check_choice("probe", probe, Probe)
-    check_choice("accountant", accountant, Accountant)
-    check_choice("allocation", allocation, Allocation)
     if probe != "none":
         gamma = check_number("gamma", gamma)
         if not 1 < gamma <= 1e9:

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from hyfreedp.accounting.accountants import Accountant, Release, composed_epsilon, merge, pld_epsilon, sampled
 from hyfreedp.accounting.split import SQUARED_L2_SENSITIVITY, NoiseSplit, Probe
-from hyfreedp.checks import check_choice, check_probability, check_type
+from hyfreedp.checks import check_type
 
 
 def probe_noise(sigma_loss: float, probe: Probe) -> float:
@@ -60,9 +60,8 @@ def spent(
     if math.isinf(split.target_epsilon):
         return math.inf
     if target_delta is not None:
-        split = replace(split, target_delta=check_probability("target_delta", target_delta))
+        split = replace(split, target_delta=target_delta)
     if accountant is not None:
-        check_choice("accountant", accountant, Accountant)
         split = replace(split, accountant=accountant)
     return cost(split, releases(split, steps, probe_steps), coarseness=coarseness)
 

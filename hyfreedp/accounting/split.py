@@ -60,7 +60,8 @@ class NoiseSplit:
     def __post_init__(self) -> None:
         """Check all ranges. ``vote_steps`` are sorted; duplicates would make the number of probes ambiguous."""
         steps = check_count("steps", self.steps, 1, MOST_STEPS, "the most accounted for")
-        check_choice("probe", self.probe, Probe)
+        for name, choices in (("probe", Probe), ("accountant", Accountant), ("allocation", Allocation)):
+            check_choice(name, getattr(self, name), choices)
         check_type("vote_steps", self.vote_steps, Sequence, "the steps with a look, a list of integers")
         votes = tuple(sorted(check_count("vote_steps", step, 0, steps - 1, "steps - 1") for step in self.vote_steps))
         if len(set(votes)) < len(votes) or (votes and self.probe != "look"):

@@ -6,6 +6,7 @@ import copy
 import dataclasses
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count
 from typing import Any, NoReturn
 
@@ -68,13 +69,8 @@ class Group:
         some = [t[rows if isinstance(rows, slice) else rows.to(t.device, non_blocking=True)] for t in self.tensors]
         return replace(self, rows=self.rows[rows], tensors=some)
 
-    def to(self, device: torch.device | str, **options: Any) -> Group:
-        return self._moved(lambda tensor: tensor.to(device, **options))
-
-    def pin_memory(self) -> Group:
-        return self._moved(Tensor.pin_memory)
-
-    def _moved(self, move: Callable[[Tensor], Tensor]) -> Group:
+    def moved(self, move: Callable[[Tensor], Tensor]) -> Group:
+        """The same records, with ``move`` applied to each tensor."""
         form = map_leaves(lambda leaf: move(leaf) if isinstance(leaf, Tensor) else leaf, self.form)
         return replace(self, tensors=[move(tensor) for tensor in self.tensors], form=form)
 
@@ -94,10 +90,11 @@ class Records:
         return self.size
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Records:
-        return replace(self, groups=[group.to(device, non_blocking=non_blocking) for group in self.groups])
+        move = partial(Tensor.to, device=device, non_blocking=non_blocking)
+        return replace(self, groups=[group.moved(move) for group in self.groups])
 
     def pin_memory(self) -> Records:
-        return replace(self, groups=[group.pin_memory() for group in self.groups])
+        return replace(self, groups=[group.moved(Tensor.pin_memory) for group in self.groups])
 
     def __getitem__(self, _: Any) -> NoReturn:  # iteration, too, calls it
         raise TypeError(
@@ -164,7 +161,7 @@ def batch_length(batch: Any) -> int:
     if wrong is not None:
         seen = f"one of shape {tuple(wrong.shape)}" + (f" beside {size[0]} samples" if size else "")
         raise ValueError(f"batch must hold tensors whose first dimension counts the samples, got {seen}: {_SHARED}")
-    for leaf in parts if len(parts) > len(tensors) else ():
+    for leaf in parts:
         if isinstance(leaf, list | tuple) and len(leaf) != size[0]:
             seen = f"{len(leaf)} entries beside {size[0]} samples"
             raise ValueError(f"batch must hold lists with one entry per sample, got {seen}: {_SHARED}")
@@ -248,12 +245,6 @@ def token_budget(tokens_of: Callable[[Any], int], budget: int) -> Callable[[Any]
     check_count("budget", budget, 1)
     named = "what tokens_of returns, as record['input_ids'].shape[1],"
     return lambda record: max(1, budget // max(1, check_count(named, tokens_of(record), 0)))
-
-
-def check_physical_batch_size(size: object) -> None:
-    """Refuse anything but an integer >= 1, a function or None."""
-    if size is not None and not callable(size):
-        check_count("max_physical_batch_size, unless it is None or a function of a record,", size, 1)
 
 
 def _copied(record: Any) -> tuple[list[Tensor], Any]:

@@ -5,8 +5,8 @@ data to be hashed is first compressed there to a hundredth of its size, so that 
 is used only if a test shows that it computes the same bits as OpenSSL. Otherwise, as for MPS, which has no float64, the
 CPU is used (the engine refuses runs on such devices, see :class:`hyfreedp.PrivacyEngine`).
 
-AES would be a tenth faster on CPUs, but accelerators do not compute it by elementwise operations, and a run that moves to another
-device is to keep its stream.
+AES would be a tenth faster on CPUs, but accelerators do not compute it by elementwise operations, and a run that moves
+to another device is to keep its stream.
 """
 
 from __future__ import annotations
