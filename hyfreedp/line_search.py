@@ -129,7 +129,7 @@ class LossSearch(RateLearner):
         std = loss_noise_std(threshold, view.noise_multiplier, view.expected_batch_size)
         fit = fit_quadratic([eta, 0.0, -eta], private, std)  # lines 9 and 10
         decision = self._rule(fit, eta)  # line 11
-        self._eta = decision.eta
+        self._eta = decision.eta  # nothing can fail from here on
         if math.isfinite(threshold):
             floor, cap = LOSS_THRESHOLD_RANGE
             self.loss_threshold = min(max(self._threshold_rule(private), floor), cap)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 from weakref import WeakSet
@@ -25,13 +25,13 @@ from hyfreedp.gradients import GradientEngine
 from hyfreedp.gradients.plain import check_plain_loss
 from hyfreedp.gradients.step_batch import StepBatch, Weights
 from hyfreedp.gradients.validate import check_modes
-from hyfreedp.learner import BatchView, FixedRate, RateLearner
+from hyfreedp.learner import FixedRate, RateLearner
 from hyfreedp.noise import NoiseGenerator
 from hyfreedp.preset import RunPlan
 from hyfreedp.processes.group import Processes
 from hyfreedp.pytorch.base_optimizer import BaseOptimizer
 from hyfreedp.pytorch.layers import layers_of
-from hyfreedp.pytorch.records import ProbeResult, StepRecord, raw_values
+from hyfreedp.pytorch.records import StepRecord, raw_values
 from hyfreedp.pytorch.wrapper import OptimizerWrapper, Unprepared, check_arguments, run_step_hooks
 from hyfreedp.release import Releases
 from hyfreedp.run_state import RunState
@@ -147,7 +147,12 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
                 eta = 0.0
             if self.plan.probes_after(t):
                 move = self._base.step_along(eta)  # line 5
-                probe, probed, eta = self._probe(self._releases.view(t, samples, "probe"), losses, move, eta)  # 7 to 12
+                view = self._releases.view(t, samples, "probe")
+                try:
+                    probe, probed = learner.probe_after_step(view, losses, move)  # lines 7 to 12
+                    eta *= probe.eta_next / probe.eta_probed
+                finally:
+                    move(eta)  # line 13; after an error at the old rate
             else:
                 self._base.step(eta)  # line 13
             learner.on_step_end()
@@ -218,22 +223,6 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
         if self._sampled:
             self.sampler.position = self.ledger.steps
         self.rate_learner.on_gradient()
-
-    def _probe(
-        self, view: BatchView, here: Tensor, move: Callable[[float], None], eta: float
-    ) -> tuple[ProbeResult, Tensor, float]:
-        """Probe along the step, then move to w - eta G at the new rate; returns result, raw losses, and that eta."""
-        before = self.rate_learner.state_dict()
-        try:
-            result, probed = self.rate_learner.probe_after_step(view, here, move)
-        except BaseException:
-            self.rate_learner.load_state_dict(before)
-            move(eta)
-            raise
-        if result.eta_next != result.eta_probed:
-            eta *= result.eta_next / result.eta_probed
-        move(eta)
-        return result, probed, eta
 
     def _clear(self) -> None:
         self._base.clear_gradients()

@@ -165,8 +165,9 @@ class Statement:
 
     def _rows(self) -> dict[str, str]:
         """The table: what is told, and of this run."""
-        split, (delta, *others) = self.split, self.deltas
-        noised, probes = math.isfinite(split.target_epsilon), _PROBES.get(split.probe, "probe")
+        split = self.split
+        delta, *others = self.deltas
+        noised = math.isfinite(split.target_epsilon)
         rows = {
             "Unit of privacy": f"{self.protects}; N = {self.number:,} {self.unit}s",
             "Neighbouring data sets": "with and without that unit (add or remove)",
@@ -180,7 +181,7 @@ class Statement:
             if not split.guarantee:
                 rows["Target"] = f"epsilon {split.target_epsilon:g}, **not kept** by noise made elsewhere (split=)"
         made = f"T = {split.steps:,} steps, of which {self.steps:,} are made"
-        rows["Plan"] = f"{made}; {split.probe_steps} with a {probes}" if split.probe_steps else made
+        rows["Plan"] = f"{made}; {split.probe_steps} with a {_PROBES[split.probe]}" if split.probe_steps else made
         how = "noised " if noised else ""
         rows["Released"] = f"{how}gradients, probes and looks; so weights and rates of all steps"
         batch = f"{split.sample_rate * self.number:,.6g} on average"

@@ -15,8 +15,6 @@ from hyfreedp.accounting.split import SQUARED_L2_SENSITIVITY, Allocation, NoiseS
 from hyfreedp.checks import check_count, check_number, check_positive
 from hyfreedp.schedule import look_steps
 
-DEFAULT_GAMMA = 1.01  # the paper's: gradients lose one per cent
-
 
 def calibrate_noise(
     *,
@@ -28,7 +26,7 @@ def calibrate_noise(
     warmup_steps: int = 0,
     vote_steps: Sequence[int] | None = None,
     probe: Probe = "look",
-    gamma: float = DEFAULT_GAMMA,
+    gamma: float = 1.01,
     accountant: Accountant = "pld",
     allocation: Allocation = "per_step",
     records_per_person: int = 1,
@@ -58,7 +56,7 @@ def calibrate_noise(
             Only for probe "look".
         probe: "look", where ``interval`` and ``warmup_steps`` are ignored; "losses" for a line search; or "none" for
             plain DP-SGD, where ``gamma`` is ignored too.
-        gamma: > 1, how much larger the gradient noise is to pay for the probes.
+        gamma: > 1, how much larger the gradient noise is to pay for the probes; the paper's is 1.01.
         accountant: "pld" (tight) or "rdp".
         allocation: "per_step" or "constant".
         records_per_person: k >= 1: the budget holds for a person with up to k records; "pld" only.

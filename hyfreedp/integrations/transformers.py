@@ -25,6 +25,9 @@ from hyfreedp.integrations.closure import ClosureOptimizer, epsilon_is_due, warn
 from hyfreedp.pytorch.wrapper import check_arguments, stepping
 
 _BY_LENGTH = "batches are Poisson samples, and records of one length are computed together"
+_TOKENS = "the tokens of the batches that were drawn are not private"
+_WHOLE = "the model must be whole on every process; start the same script by torchrun"
+_UPLOADS = "it uploads output_dir, which holds the key of all noise"
 # Arguments that a private run cannot follow, and what to do instead. docs/trainers.md lists every argument.
 REFUSED = {
     "gradient_accumulation_steps": "give the whole batch as per_device_train_batch_size, and the size of its pieces as "
@@ -42,21 +45,16 @@ REFUSED = {
     "past_index": "what a model computes of one record must not reach another",
     "torch_compile": "gradients of single records are taken from the model as it is",
     "use_liger_kernel": "gradients of single records cannot be taken from fused kernels",
-    "include_num_input_tokens_seen": "the tokens of the batches that were drawn are not private",
-    "include_tokens_per_second": "the tokens of the batches that were drawn are not private",
+    **dict.fromkeys(("include_num_input_tokens_seen", "include_tokens_per_second"), _TOKENS),
     "skip_memory_metrics": "how much memory a batch takes tells of its records",
     "debug": "it prints what single records make of the layers",
-    "deepspeed": "the model must be whole on every process; start the same script by torchrun",
-    "fsdp": "the model must be whole on every process; start the same script by torchrun",
-    "parallelism_config": "the model must be whole on every process; start the same script by torchrun",
+    **dict.fromkeys(("deepspeed", "fsdp", "parallelism_config"), _WHOLE),
 }
 OF_A_FIXED_RATE = ("learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "warmup_ratio")
 # Environment variables that would make the Trainer's loggers publish values that are not private.
 OF_THE_ENVIRONMENT = {
     "WANDB_WATCH": "it logs raw gradients",
-    "COMET_LOG_ASSETS": "it uploads output_dir, which holds the key of all noise",
-    "HF_DAGSHUB_LOG_ARTIFACTS": "it uploads output_dir, which holds the key of all noise, and the training data",
-    "HF_DVCLIVE_LOG_MODEL": "it uploads output_dir, which holds the key of all noise",
+    **dict.fromkeys(("COMET_LOG_ASSETS", "HF_DAGSHUB_LOG_ARTIFACTS", "HF_DVCLIVE_LOG_MODEL"), _UPLOADS),
 }
 
 
@@ -110,7 +108,8 @@ class PrivateTrainer(Trainer):
                 f"privacy must not have {name!r}, which is the Trainer's (num_train_epochs or max_steps is the length)"
             )
         preset = privacy.get("preset", "robust")
-        learned = privacy.get("probe", getattr(PRESETS.get(preset, preset), "probe", "none")) != "none"
+        preset = PRESETS.get(preset, preset)
+        learned = privacy.get("probe", getattr(preset, "probe", "none")) != "none"
         if learned:
             refused |= dict.fromkeys(OF_A_FIXED_RATE, _FIXED)
         if (args := kwargs.get("args")) is not None:
