@@ -124,7 +124,7 @@ class Statement:
         """Proven epsilon of the steps made, at the plan's delta or another; infinite without a guarantee."""
         if self.without_guarantee:
             return math.inf
-        return spent(self.split, self.steps, self.split.probe_steps_before(self.steps), target_delta=delta)
+        return spent(self.split, self.steps, target_delta=delta)
 
     @property
     def deltas(self) -> tuple[float, float, float]:
@@ -152,7 +152,7 @@ class Statement:
         if self.split.probe == "none":
             uncovered.append("How the learning rate was found, which this run did not learn.")
         if self.steps < self.split.steps and not self.without_guarantee:
-            whole = _up(spent(self.split, self.split.steps, self.split.probe_steps))
+            whole = _up(spent(self.split, self.split.steps))
             uncovered.append(
                 f"An early end that was chosen by what the run showed: epsilon is then the plan's, {whole}."
             )

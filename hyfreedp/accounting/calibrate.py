@@ -196,7 +196,7 @@ def _loss_noise(split: NoiseSplit) -> float:
 
         def spent_on_probes(sigma_loss: float) -> float:
             trial = dataclasses.replace(split, sigma_loss=sigma_loss)
-            return spent(trial, split.steps, split.probe_steps, coarseness=coarseness) - gradients_alone
+            return spent(trial, split.steps, coarseness=coarseness) - gradients_alone
 
         return smallest_noise(spent_on_probes, budget, start, tolerance) if budget > 0 else math.inf
 

@@ -25,12 +25,13 @@ def effective_noise(sigma_gradient: float, sigma_loss: float, probe: Probe) -> f
     return 1 / math.hypot(1 / probe_noise(sigma_loss, probe), 1 / sigma_gradient)
 
 
-def releases(split: NoiseSplit, steps: int, probe_steps: int) -> tuple[Release, ...]:
-    """The releases of ``steps`` steps, ``probe_steps`` of them with a probe."""
-    plain = (split.sigma_gradient, steps - probe_steps)
-    if not probe_steps:  # then sigma_loss may be 0
+def releases(split: NoiseSplit, steps: int) -> tuple[Release, ...]:
+    """The releases of the first ``steps`` steps of a run."""
+    probes = split.probe_steps_before(steps)
+    plain = (split.sigma_gradient, steps - probes)
+    if not probes:  # then sigma_loss may be 0
         return (plain,)
-    return plain, (effective_noise(split.sigma_gradient_probe, split.sigma_loss, split.probe), probe_steps)
+    return plain, (effective_noise(split.sigma_gradient_probe, split.sigma_loss, split.probe), probes)
 
 
 def cost(split: NoiseSplit, released: tuple[Release, ...], *, coarseness: int = 1) -> float:
@@ -48,13 +49,12 @@ def cost(split: NoiseSplit, released: tuple[Release, ...], *, coarseness: int = 
 def spent(
     split: NoiseSplit,
     steps: int,
-    probe_steps: int,
     *,
     target_delta: float | None = None,
     accountant: Accountant | None = None,
     coarseness: int = 1,
 ) -> float:
-    """:func:`epsilon` of ``steps`` steps of a run, ``probe_steps`` of them with a probe."""
+    """:func:`epsilon` of the first ``steps`` steps of a run."""
     if steps == 0:
         return 0.0
     if math.isinf(split.target_epsilon):
@@ -63,7 +63,7 @@ def spent(
         split = replace(split, target_delta=target_delta)
     if accountant is not None:
         split = replace(split, accountant=accountant)
-    return cost(split, releases(split, steps, probe_steps), coarseness=coarseness)
+    return cost(split, releases(split, steps), coarseness=coarseness)
 
 
 def epsilon(
@@ -71,8 +71,7 @@ def epsilon(
 ) -> float:
     """Epsilon of a whole run with this noise; ``target_delta`` and ``accountant`` are the split's own if None."""
     check_type("noise_split", noise_split, NoiseSplit, "what calibrate_noise returned")
-    probes = noise_split.probe_steps
-    return spent(noise_split, noise_split.steps, probes, target_delta=target_delta, accountant=accountant)
+    return spent(noise_split, noise_split.steps, target_delta=target_delta, accountant=accountant)
 
 
 def shares(split: NoiseSplit, *, coarseness: int = 1) -> dict[str, float]:
@@ -86,18 +85,13 @@ def shares(split: NoiseSplit, *, coarseness: int = 1) -> dict[str, float]:
     parts: dict[str, tuple[Release, ...]] = {
         "gradients": ((split.sigma_gradient, steps - probes), (split.sigma_gradient_probe, probes)),
         "probes": ((probe_noise(split.sigma_loss, split.probe), probes),) if probes else (),
-        "together": releases(split, steps, probes),
+        "together": releases(split, steps),
         "vanilla": ((split.sigma, steps),),
     }
     return {name: cost(split, part, coarseness=coarseness) for name, part in parts.items()}
 
 
 # -- several runs, and zCDP --------------------------------------------------------------------------------------------
-
-
-def released_by(split: NoiseSplit, steps: int) -> tuple[Release, ...]:
-    """The releases of the first ``steps`` steps of a run."""
-    return merge(releases(split, steps, split.probe_steps_before(steps)))
 
 
 def epsilon_of_runs(runs: Iterable[tuple[NoiseSplit, int]], delta: float) -> float:
@@ -107,7 +101,7 @@ def epsilon_of_runs(runs: Iterable[tuple[NoiseSplit, int]], delta: float) -> flo
     depend on what earlier runs released (adaptive composition). A record that is removed is removed from all runs, so
     their losses are summed for removal and for addition apart, and the larger epsilon counts.
     """
-    counted = [(split, *release) for split, steps in runs for release in released_by(split, steps)]
+    counted = [(split, *release) for split, steps in runs for release in merge(releases(split, steps))]
     if not counted:
         return 0.0
     if any(sigma < 1e-3 for _, sigma, _ in counted):  # infinite for one run, too
@@ -122,7 +116,7 @@ def zcdp(split: NoiseSplit, steps: int) -> float:
     k is the number of a person's records. Sampling gets no credit: no smaller rho bounds a sampled Gaussian at all
     orders.
     """
-    return sum(count / 2 * (split.records_per_person / sigma) ** 2 for sigma, count in released_by(split, steps))
+    return sum(n / 2 * (split.records_per_person / sigma) ** 2 for sigma, n in merge(releases(split, steps)))
 
 
 def epsilon_of_zcdp(rho: float, delta: float) -> float:

@@ -78,8 +78,7 @@ class PrivacyLedger:
 
     def epsilon(self, target_delta: float | None = None) -> float:
         """Epsilon of all recorded releases, at the split's delta if None."""
-        probes = sum(map(self.split.is_probe_step, self._released))
-        return spent(self.split, len(self._released), probes, target_delta=target_delta)
+        return spent(self.split, len(self._released), target_delta=target_delta)
 
     def state_dict(self) -> dict[str, Any]:
         """Position, plan and tags as plain numbers and strings."""
@@ -96,7 +95,7 @@ class PrivacyLedger:
             changes = ", ".join(f"{name}: {theirs.get(name)!r} != {mine.get(name)!r}" for name in sorted(different))
             raise ValueError(f"the saved state belongs to another noise split ({changes})")
         position, steps = state["steps"], {step for step, *_ in state["released"]}
-        if not set(range(position)) <= steps <= set(range(self.split.steps)):
+        if steps != set(range(len(steps))) or not position <= len(steps) <= self.split.steps:
             raise ValueError(
                 f"the saved state counts {position} steps and {len(steps)} released ones, which the plan of "
                 f"{self.split.steps} steps does not allow"

@@ -102,7 +102,7 @@ print(plain)
 
 # %%
 trials = 2 * len(EXTENDED_GRID)
-tuned_epsilon = spent(plain, trials * plain.steps, 0)
+tuned_epsilon = spent(plain, trials * plain.steps)
 text = (
     f"One run: epsilon = {plain.epsilon:.2f}. All {trials} runs together: **epsilon = {tuned_epsilon:.1f}**, computed by "
     f"composition at the same delta = {task.delta:g}. (Randomised searches with their own analysis do better: "

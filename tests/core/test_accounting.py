@@ -277,7 +277,7 @@ def test_a_split_survives_json():
 
 def test_epsilon_of_a_prefix_grows_to_that_of_the_run_and_its_parts_are_less():
     split = calibrate_noise(**CHEAP, accountant="rdp")
-    prefix = [spent(split, t, split.probe_steps_before(t)) for t in range(split.steps + 1)]
+    prefix = [spent(split, t) for t in range(split.steps + 1)]
     assert prefix[0] == 0 and prefix[-1] == split.epsilon
     assert all(np.diff(prefix) > 0)
     parts = shares(split)

@@ -92,7 +92,7 @@ def test_zcdp_is_that_of_each_gaussian_alone():
     for k in (1, 3):
         statement = planned(records_per_person=k, accountant="pld")
         accountant = RdpAccountant([2.0, 32.0])
-        for sigma, count in releases(statement.split, 20, statement.split.probe_steps):
+        for sigma, count in releases(statement.split, 20):
             accountant.compose(SelfComposedDpEvent(GaussianDpEvent(sigma / k), count))
         assert accountant._rdp / [2.0, 32.0] == pytest.approx(statement.rho)
     assert planned(made=0).rho == planned(made=0).epsilon() == 0
@@ -192,7 +192,7 @@ def by_dp_accounting(statements, delta):
 
     accountant = PLDAccountant(value_discretization_interval=1e-3)
     for one in statements:
-        for sigma, count in releases(one.split, one.steps, one.split.probe_steps_before(one.steps)):
+        for sigma, count in releases(one.split, one.steps):
             if count:
                 event = PoissonSampledDpEvent(one.split.sample_rate, GaussianDpEvent(sigma))
                 accountant.compose(SelfComposedDpEvent(event, count))
