@@ -48,13 +48,10 @@ class PrivacyEngine:
     same code as a single process would: the plain model, without DistributedDataParallel, and a loader over all data
     with the total batch size, of which it takes its own part. Epsilon does not depend on their number.
 
-    One engine can make any number of runs; each gets its own keys for sampling and noise.
-
     Args:
-        seed: of sampling and noise, for reproducible runs; each call of :meth:`make_private_with_epsilon` uses the next
-            child stream. A known seed voids the privacy of its runs, so do not publish it. Two engines with one seed
-            draw the same batches, and their epsilons do not compose. If None, every run gets 256 bits from the
-            operating system.
+        seed: of sampling and noise, for reproducible runs; each of an engine's runs has keys of its own. A known seed
+            voids the privacy of its runs, so do not publish it. Two engines with one seed draw the same batches, and
+            their epsilons do not compose. If None, every run gets 256 bits from the operating system.
         secure_noise: protect against floating-point attacks: each normal number is a sum of four (module ``noise``).
         process_group: the processes that train together, if not all; a group of one trains alone.
     """

@@ -43,11 +43,10 @@ _TRAINED: WeakSet[nn.Module] = WeakSet()  # models, and their layers, that priva
 class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
     """A private optimizer that wraps a torch optimizer: :meth:`step` takes a loss and a batch.
 
-    The base optimizer turns the private gradient into an update direction G; its learning rates only set the ratios
-    between parameter groups. It must be linear in its learning rate, as SGD, AdamW, Adam and RMSprop are (decoupled
-    weight decay included). Its own step is refused. Torch's learning-rate schedulers take this optimizer, and are
-    followed if the rate is not learned (preset "fixed"). Made by :class:`hyfreedp.PrivacyEngine`, which documents
-    further arguments.
+    The base optimizer turns the private gradient into an update direction G. It must be linear in its learning rate, as
+    SGD, AdamW, Adam and RMSprop are (decoupled weight decay included). Its own step is refused. Torch's learning-rate
+    schedulers take this optimizer, and are followed if the rate is not learned (preset "fixed"). Made by
+    :class:`hyfreedp.PrivacyEngine`, which documents further arguments.
 
     Args:
         optimizer: the base optimizer over exactly the trainable parameters of ``module``.

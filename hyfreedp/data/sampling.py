@@ -39,13 +39,10 @@ _WORKERS = "num_workers pin_memory timeout worker_init_fn multiprocessing_contex
 
 
 class Drawn(NamedTuple):
-    """What one process fetches for a step.
+    """What one process fetches for 0-based ``step``: the indices of records, or of owners, and a key.
 
-    Attributes:
-        step: its 0-based number.
-        rows: indices of the records, or of the owners.
-        key: of the random numbers that fetch them. Each process has its own, since they must not depend on a record's
-            place in the share of another.
+    The key is that of the random numbers that fetch them. Each process has its own, since they must not depend on a
+    record's place in the share of another.
     """
 
     step: int

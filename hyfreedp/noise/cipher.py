@@ -50,11 +50,15 @@ def computes_noise(device: torch.device) -> bool:
     if device.type == CPU.type:
         return True
     key, numbers = bytes(range(32)), torch.arange(1, 2 * ROW, dtype=torch.float32).sqrt()
+
+    def computed(on: torch.device) -> tuple[Tensor, Tensor]:
+        return chacha20(key, 5, 3, on).cpu(), compress(numbers.to(on), secret_table(key, on)).cpu()
+
     try:
-        stream, sums = chacha20(key, 5, 3, device).cpu(), compress(numbers.to(device), key).cpu()
+        there = computed(device)
     except (RuntimeError, TypeError):  # a backend lacks a type or an operation
         return False
-    return torch.equal(stream, chacha20(key, 5, 3, CPU)) and torch.equal(sums, compress(numbers, key))
+    return all(map(torch.equal, there, computed(CPU)))
 
 
 class Keystream:
@@ -125,23 +129,13 @@ def _to_host(tensors: Sequence[Tensor], key: bytes) -> list[Tensor]:
         return [data for part in parts for data in _to_host([part], key)]
     if not parts or where(parts[0]) == CPU:
         return [part.cpu() for part in parts]
-    table = _table(key, parts[0].device)
-    short = [_compressed(part, table) for part in parts]
+    table = secret_table(key, parts[0].device)
+    short = [compress(part, table) for part in parts]
     return list(torch.cat(short).cpu().split([len(data) for data in short]))
 
 
-def compress(flat: Tensor, key: bytes) -> Tensor:
-    """A universal hash of ``flat``, on its device, to a hundredth of its size: 16-bit integers times secret integers.
-
-    The bits of ``flat``, shape ``(n,)``, are read as rows of integers x in [-2^15, 2^15). Each row becomes four sums of
-    k x with secret k in [0, 2^26), computed exactly: float64, shape ``(rows * 4,)``. Two different rows have the same
-    four sums with probability at most 2^-104.
-    """
-    return _compressed(flat, _table(key, flat.device))
-
-
-def _table(key: bytes, device: torch.device) -> Tensor:
-    """The secret integers by which rows are multiplied, float64, shape ``(ROW, COLUMNS)``.
+def secret_table(key: bytes, device: torch.device) -> Tensor:
+    """The secret integers by which :func:`compress` multiplies rows, float64, shape ``(ROW, COLUMNS)``.
 
     They are made on the CPU and sent, which is faster than many small kernels on an accelerator.
     """
@@ -149,7 +143,13 @@ def _table(key: bytes, device: torch.device) -> Tensor:
     return (words & 2**KEY_BITS - 1).double().view(ROW, COLUMNS).to(device, non_blocking=True)
 
 
-def _compressed(flat: Tensor, table: Tensor) -> Tensor:
+def compress(flat: Tensor, table: Tensor) -> Tensor:
+    """A universal hash of ``flat``, on its device, to a hundredth of its size: 16-bit integers times secret integers.
+
+    The bits of ``flat``, shape ``(n,)``, are read as rows of integers x in [-2^15, 2^15). Each row becomes four sums of
+    k x with k from the :func:`secret_table`, in [0, 2^26), computed exactly: float64, shape ``(rows * 4,)``. Two
+    different rows have the same four sums with probability at most 2^-104.
+    """
     integers = flat.view(torch.int16)
     parts = []
     for piece in integers.split(ROW * 2**13):
