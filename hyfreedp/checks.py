@@ -136,8 +136,9 @@ def check_optimizer(optimizer: Any) -> None:
         )
 
 
-def check_parameters(optimizer: torch.optim.Optimizer, module: nn.Module) -> None:
-    """Refuse a model on the meta device, and an optimizer whose parameters are not the model's trainable ones."""
+def check_model(module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Refuse what is no whole, plain model with values, and an optimizer of other parameters than its own."""
+    _check_unwrapped(module)
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
         if tensor.is_meta:
             raise ValueError(
@@ -158,7 +159,7 @@ def check_parameters(optimizer: torch.optim.Optimizer, module: nn.Module) -> Non
         )
 
 
-def check_unwrapped(module: nn.Module) -> None:
+def _check_unwrapped(module: nn.Module) -> None:
     """Refuse what is not a model (TypeError), or is wrapped (data parallel, Opacus) or split over processes."""
     if not isinstance(module, nn.Module):
         raise TypeError(f"module must be a torch.nn.Module, got {type(module).__name__}: pass the model to train")

@@ -16,15 +16,7 @@ from torch.utils.data import DataLoader
 from hyfreedp.accounting import NoiseSplit, PrivacyLedger, calibrate_noise
 from hyfreedp.accounting.calibrate import recounted
 from hyfreedp.accounting.split import MOST_STEPS
-from hyfreedp.checks import (
-    check_count,
-    check_delta,
-    check_flag,
-    check_number,
-    check_optimizer,
-    check_parameters,
-    check_unwrapped,
-)
+from hyfreedp.checks import check_count, check_delta, check_flag, check_model, check_number, check_optimizer
 from hyfreedp.data.batches import PhysicalBatchSize
 from hyfreedp.data.sampling import OneByOne, PoissonSampler, poisson_loader
 from hyfreedp.gradients import MEMORY_BUDGET, AutomaticClipping, Clipping, NoClipping, make_engine
@@ -169,8 +161,7 @@ class PrivacyEngine:
             sampler, fetched = cast(PoissonSampler, loader.batch_sampler), cast(OneByOne, loader.dataset)
             total = sampler.horizon = _run_length(epochs, steps, sampler.steps_per_epoch)
             settings = resolve(preset, changes, total)
-            check_unwrapped(module)
-            check_parameters(optimizer, module)
+            check_model(module, optimizer)
             _check_device(module)
             if not module.training:
                 raise ValueError("module must be in train mode: call module.train() first")

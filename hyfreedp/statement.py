@@ -17,15 +17,7 @@ from typing import Any, Literal
 
 from hyfreedp.accounting import NoiseSplit
 from hyfreedp.accounting.composition import epsilon_of_runs, epsilon_of_zcdp, spent, zcdp
-from hyfreedp.checks import (
-    check_choice,
-    check_count,
-    check_flag,
-    check_positive,
-    check_probability,
-    check_type,
-    nearest,
-)
+from hyfreedp.checks import check_choice, check_count, check_flag, check_positive, check_probability, check_type
 
 # What only the user knows, by the names that Statement.fill takes.
 QUESTIONS = {
@@ -96,9 +88,7 @@ class Statement:
             for name in ("sigma_gradient", "sigma_gradient_probe", *probe):
                 check_positive(name, getattr(self.split, name))
         for name in self.answers:
-            if name not in QUESTIONS:
-                hint = nearest(str(name), QUESTIONS)
-                raise ValueError(f"answers must be to {', '.join(QUESTIONS)}, got one to {name!r}{hint}")
+            check_choice("each name of answers", name, QUESTIONS)
 
     def fill(self, **answers: str) -> Statement:
         """The statement with answers to questions that only the user can answer.

@@ -101,7 +101,7 @@ def test_zcdp_is_that_of_each_gaussian_alone():
 def test_answers_are_filled_in_and_others_refused():
     filled = planned().fill(tuned="Nothing.").fill(data="Digits.")
     assert "the best of several runs)? **Nothing.**" in str(filled) and "**Digits.**" in str(filled)
-    with pytest.raises(ValueError, match=r"answers must be to data, .*, got one to 'tunedd'; did you mean 'tuned'"):
+    with pytest.raises(ValueError, match=r"each name of answers must be .*, got 'tunedd'; did you mean 'tuned'"):
         filled.fill(tunedd="Nothing.")
 
 
@@ -124,7 +124,7 @@ def test_json_is_strict_and_comes_back(preset, target):
         ({"unit": "word"}, "unit must be one of 'record', 'owner', got 'word'"),
         ({"number": None}, "number must be an integer of at least 1, got None"),
         ({"sampled": "no"}, "a privacy statement of hyfreedp, which it is not: .*sampled must be True or False"),
-        ({"answers": {"why": "so"}}, "answers must be to data, people, .*, got one to 'why'"),
+        ({"answers": {"why": "so"}}, "each name of answers must be one of 'data', 'people', .*, got 'why'"),
         ({"split": {}}, "a privacy statement of hyfreedp, which it is not: KeyError"),
         ({"split": None}, "a privacy statement of hyfreedp, which it is not: TypeError"),
     ],
