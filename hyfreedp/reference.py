@@ -207,13 +207,7 @@ class Looks:
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        T: int,
-        std: float,
-        eta: float | None,
-        decay: Function,
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, T: int, std: float, eta: float | None, decay: Function
     ):
         groups = optimizer.param_groups
         rates = [(w, group["lr"] / groups[0]["lr"]) for group in groups for w in group["params"] if w.requires_grad]
