@@ -2,8 +2,6 @@
 PYTHON ?= python3
 ARGS ?=
 BIN := .venv/bin
-# Sources of notebooks have the solutions, the tests their numbers.
-FOR_TEACHERS := notebooks/*.py notebooks/slides.json */solutions/* docs/teaching.md tests/* tools/* workflow/* figures/*.pdf
 
 .DEFAULT_GOAL := help
 .PHONY: help install course slides reproduce update docs benchmark gpu test test-whole test-slow test-oldest test-wheel test-gpu models mutants lint types clean
@@ -16,9 +14,7 @@ install: .venv/.installed  ## create .venv with the versions of constraints.txt 
 
 course: .venv/.installed  ## open the course in JupyterLab; ARGS=students: pack it into build/, without solutions
 ifeq ($(ARGS),students)
-	@mkdir -p build
-	git archive --format zip --prefix hyfreedp-course/ --output build/hyfreedp-course.zip HEAD . $(FOR_TEACHERS:%=':!%')
-	@echo 'build/hyfreedp-course.zip: unpack it, then run "make course" there; on a hosted notebook upload it'
+	$(BIN)/python -m hyfreedp.experiments.book.students
 else
 	$(BIN)/jupyter lab --ServerApp.root_dir='$(CURDIR)' notebooks/00_primer.ipynb $(ARGS)
 endif

@@ -23,9 +23,7 @@
 #
 # **The paper's items.** Theorem 1 and Corollary 1 ("a large $R_l$ reduces the clipping bias but magnifies the noise, and vice
 # versa"), Fig. "truncated normal", Tab. "diff priv", and the advice that follows from them: $R_l \approx L$, so that "the
-# clipping bias is close to zero". ($L$ is the mean loss.) [Notebook 11](reports/11_parabolas.ipynb) has more on the learning rate. Both together are a lecture of
-# ninety minutes, planned in [docs/teaching.md](../docs/teaching.md).
-
+# clipping bias is close to zero". ($L$ is the mean loss.) [Notebook 11](reports/11_parabolas.ipynb) has more on the learning rate.
 # %% tags=["parameters"]
 profile = "laptop"  # how large: smoke, laptop, gpu or paper
 epsilon = 3.0  # of a run, at the task's delta
@@ -119,12 +117,12 @@ print(
 
 # %%
 losses = rng.normal(loss_mean, loss_std, 50_000)
-R = np.geomspace(0.02, 5, 300) * loss_mean
+R = np.geomspace(0.02, 5, 1000) * loss_mean
 bias = np.array([losses.mean() - np.minimum(losses, threshold).mean() for threshold in R])
 noise = sigma_loss * R / B
 mse = bias**2 + noise**2
 best = mse.argmin()
-assert np.allclose(bias, clipping_bias(losses, R), atol=1e-9)  # the library says the same
+assert np.allclose(bias[::10], clipping_bias(losses, R[::10]), atol=1e-9)  # the library says the same
 assert np.allclose(noise, loss_noise_std(R, sigma_loss, B))
 findings = [
     f"B = {B}, sigma_l = {sigma_loss:.1f}: the mean squared error is least at R_l = {R[best]:.2f} nats, with {mse[best]:.3g} nats² "
@@ -240,11 +238,12 @@ plt.show()
 # $$ \text{bias} = \frac1B \sum_i \mathrm{ReLU}(L_i - R_l), \qquad
 #    \text{noise (standard deviation)} = \frac{\sigma_l R_l}{B}. $$
 #
-# We test both without using them. Left: batches of normal losses are drawn. The bias of each is its mean less the mean of its losses' minima with $R_l$, and the mean of these biases is compared with Corollary 1.
-# Right: *one* batch of real losses is released again and again. What the releases miss on average is the
-# bias, their scatter is the noise.
+# We test both without using them.
 #
-# **Predict first:** the corollary is stated for $B \to \infty$. Take many batches of 50. Will their mean bias lie above, on or below the curve?
+# * Left: many batches of normal losses are drawn. The bias of a batch is its mean loss, less its mean loss after every loss was cut to $R_l$. A dot is the mean of the biases of all batches; the curve is Corollary 1.
+# * Right: *one* batch of real losses is released again and again. Its releases lie below its mean loss by the bias, on average. Their scatter is the noise.
+#
+# **Predict first:** the corollary is stated for $B \to \infty$. Will the dots of small batches lie above, on or below the curve?
 
 # %% [markdown]
 # ### Answer
@@ -438,10 +437,12 @@ plots.shared_legend(figure, axes[:, 0], ncols=3)
 plt.show()
 
 # %% [markdown]
-# Early on the normal gives nearly the right bias, whatever the shape of the histogram. Late in the default's run it fails in both directions: too much
-# bias at $R_l = L$ and far too little at generous thresholds. A normal with the same mean and standard deviation has much of its weight below zero,
-# where no loss of a classifier is. And it misses the few large losses that make up much of the mean. A rule for $R_l$ must be generous then, or look
-# at something other than the mean. (`skewness` is zero for a normal, and positive with a long tail of large losses. `keeps_99_percent` is the threshold, in units of $L$, that takes 1 % of the mean.)
+# Early on the normal gives nearly the right bias, whatever the shape of the histogram. Late in the default's run it fails twice: it says too much
+# bias at $R_l = L$, and far too little at thresholds of several $L$. A normal is symmetric. So much of its weight lies below zero,
+# where no loss of a classifier is, while it misses the few large losses that make up much of the mean. Then a threshold must be many times the mean loss, or
+# follow from something other than the mean.
+#
+# In the table, `skewness` is 0 for a normal and above 0 where there is a long tail of large losses. `keeps_99_percent` is the threshold, in units of $L$, at which clipping leaves 99 % of the mean loss.
 
 # %% [markdown]
 # ## 6. What it does to the learning rate

@@ -170,18 +170,18 @@ for R in (60.0, 20.0, 4.0):
         f"R_l = {R:2.0f}: bottom at {slope / curvature:5.1f}; with noise half of the draws lie from {low:5.1f} to {high:4.1f}"
     )
 
-# %% figure="02_private_step_parabolas" shows="The parabola through three raw losses of one batch, and 30 through clipped and noised ones, at two thresholds." claim="Alg. 1, lines 7 to 11: three private losses give the rate."
+# %% figure="02_private_step_parabolas" shows="The parabola through three raw losses of one batch, and 30 through clipped and noised ones, at three thresholds." claim="Alg. 1, lines 7 to 11: three private losses give the rate."
 far, exact = np.linspace(-2 * eta, 3 * eta, 60), raw.sum(axis=1) / B
-figure, axes = plt.subplots(1, 2, figsize=(9, 3.6), sharey=True)
-for axis, R in zip(axes, (60.0, 4.0), strict=True):
-    for three in released[R][:30]:
+figure, axes = plt.subplots(1, 3, figsize=(11, 3.6), sharey=True)
+for axis, (R, draws) in zip(axes, released.items(), strict=True):
+    for three in draws[:30]:
         axis.plot(far, np.polyval(np.polyfit(places, three, 2), far), color="C1", linewidth=0.7, alpha=0.5)
     axis.plot([], [], color="C1", label="30 noisy ones")
     axis.plot(far, np.polyval(np.polyfit(places, exact, 2), far), "k--", label="through raw losses")
     axis.plot(places, exact, "ko", label="raw losses")
     axis.plot(places, np.minimum(raw, R).sum(axis=1) / B, "C0s", label="clipped")
     axis.set(xlabel=r"distance along $-\mathbf{G}$", ylim=(-2, 3 * exact.max()))
-    axis.set_title(f"$R_l$ = {R:.0f}: {bent[R]:.0%} of noisy ones bend the wrong way")
+    axis.set_title(f"$R_l$ = {R:.0f}: {bent[R]:.0%} bend the wrong way")
 axes[0].set_ylabel("mean loss")
 figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
 findings = [f"R_l = {R:.0f}: {share:.0%} of the noisy parabolas bend the wrong way" for R, share in bent.items()]

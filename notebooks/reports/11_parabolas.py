@@ -74,7 +74,7 @@ parameters = {name: globals()[name] for name in ("profile", "epsilon", "seeds", 
 # %% [markdown]
 # ## Data: a run, probed again and again
 #
-# A network learns 1,500 handwritten digits under the budget above, by HyFreeDP (preset "paper") from a rate that suits (0.01). A *probe* releases
+# A network learns 1,500 handwritten digits with the budget `epsilon`, by HyFreeDP (preset "paper") from a rate that suits (0.01). A *probe* releases
 # three noisy mean losses along the optimizer's direction $\mathbf G$: at $\mathbf w$ and at a distance $h$ ahead and behind. In Algorithm 1 $h = \eta$. There the loss is nearly
 # a straight line on this task (notebook 04). So we look there and `reach` times as far.
 #
@@ -266,7 +266,7 @@ plots.save(
 )
 
 # %% [markdown]
-# A raw learning rate gives the outlier away every time. Its losses are tens of times those of the others and bend the parabola. Clipping alone takes most of that. All three of its
+# A raw learning rate gives the outlier away nearly every time. Its losses are tens of times those of the others and bend the parabola. Clipping alone takes most of that. All three of its
 # losses are cut to the same $R_l$ and cancel in slope and curvature, so that it stays hidden even with a sixteenth of the noise.
 #
 # The bound is far above what this attack reaches, because it holds for *every* attack and *every* record. A weak attack below it

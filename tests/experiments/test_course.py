@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+import zipfile
 from dataclasses import replace
 
 import jupytext
@@ -14,10 +15,11 @@ from scipy.stats import norm
 from hyfreedp import calibrate_noise
 from hyfreedp.accounting.accountants import composed_epsilon
 from hyfreedp.experiments.accounting_of_the_paper import SOUND, Counting, calibrate
-from hyfreedp.experiments.book import exercises, notebooks
+from hyfreedp.experiments.book import exercises, notebooks, students
 from hyfreedp.experiments.book.answers import truth
 from hyfreedp.experiments.runs.spec import Spec
 from hyfreedp.experiments.runs.train import make_run
+from hyfreedp.experiments.store.paths import ROOT
 from hyfreedp.experiments.studies import bias_variance, noise_split
 
 pytest_plugins = ["batch"]
@@ -146,6 +148,24 @@ def test_answers_in_code_are_those_of_the_library(stem, names):
     for name, exercise in names.items():
         (code,) = set(re.findall(rf'^check\({name}, "(\w+)"\)', text, re.MULTILINE))
         assert float(bytes.fromhex(code)) == pytest.approx(truth(exercise), rel=1e-3)
+
+
+@pytest.mark.whole
+def test_the_students_copy_checks_answers_shows_none_and_has_no_dead_link(tmp_path):
+    students.pack(ROOT, tmp_path / "course.zip")
+    zipfile.ZipFile(tmp_path / "course.zip").extractall(tmp_path)
+    root = tmp_path / students.FOLDER
+    assert not [*root.glob("notebooks/**/*.py"), *root.glob("**/solutions"), *root.glob("tests")]
+    hidden = (root / "hyfreedp" / "experiments" / "book" / "answers.py").read_text()
+    exec(compile(hidden, "answers.py", "exec"), names := {})
+    assert names["truth"]("02.2") == truth("02.2") and "02.2" not in hidden
+    for path in [*root.glob("*.md"), *root.glob("docs/*.md"), *root.glob("notebooks/**/*.ipynb")]:
+        text = path.read_text(encoding="utf-8")
+        if path.suffix == ".ipynb":
+            cells = nbformat.reads(text, as_version=4).cells
+            text = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
+        links = re.findall(r"\]\(([^)#\s]+)[^)]*\)", text)
+        assert not [link for link in links if "://" not in link and not (path.parent / link).exists()], path
 
 
 WITHOUT = """

@@ -1,6 +1,7 @@
 """Before a release: the wheel on a clean environment of each Python, with the oldest and the newest PyTorch.
 
-Each environment gets the wheel, as users do, runs the README's example, and, with --tests, the core's tests.
+Each environment gets the wheel, as users do, runs the README's example, and, with --tests, the core's tests. `uv` makes
+them (pip install uv): PyTorch's several GB lie on the disk once for each version.
 """
 
 from __future__ import annotations
@@ -8,11 +9,11 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
 import tomllib
+from datetime import date
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -20,30 +21,33 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python tools/release", description=__doc__)
-    parser.add_argument("--pythons", nargs="+", default=["3.11", "3.12", "3.13"], help="versions, on the PATH")
+    parser.add_argument("--pythons", nargs="+", default=["3.11", "3.12", "3.13"], help="versions that uv finds")
     parser.add_argument("--torch", nargs="+", default=["oldest", "newest"], choices=["oldest", "newest"])
-    parser.add_argument("--tests", action="store_true", help="run tests/core, too (some minutes each)")
+    parser.add_argument("--tests", metavar="PROCESSES", help="run tests/core, too, in so many processes (pytest's -n)")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         run(sys.executable, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", folder, str(ROOT))
         (wheel,) = Path(folder).glob("*.whl")
-        print("| Python | PyTorch | README | tests/core |\n| --- | --- | --- | --- |", flush=True)
+        print("| Python | PyTorch | README | tests/core | Date |\n| --- | --- | --- | --- | --- |", flush=True)
         for python in arguments.pythons:
             for torch in arguments.torch:
-                print(f"| {python} | {' | '.join(checked(wheel, python, torch, arguments.tests))} |", flush=True)
+                ends = " | ".join(checked(wheel, python, torch, arguments.tests))
+                print(f"| {python} | {ends} | {date.today()} |", flush=True)
 
 
-def checked(wheel: Path, python: str, torch: str, tests: bool) -> tuple[str, str, str]:
+def checked(wheel: Path, python: str, torch: str, tests: str | None) -> tuple[str, str, str]:
     """PyTorch's version, and how the README's example and the tests ended, in an environment made for them."""
     with tempfile.TemporaryDirectory() as folder:
-        run(shutil.which(f"python{python}") or f"python{python}", "-m", "venv", folder)
+        run("uv", "venv", "--quiet", "--clear", "--python", python, folder)
         interpreter = str(Path(folder) / "bin" / "python")
-        wanted = [oldest_torch()] if torch == "oldest" else []
-        run(interpreter, "-m", "pip", "install", f"{wheel}[dev]" if tests else wheel, *wanted)
+        install = ("uv", "pip", "install", "--python", interpreter, *([oldest_torch()] if torch == "oldest" else []))
+        run(*install, wheel)
         version = run(interpreter, "-c", "import torch; print(torch.__version__)").strip()
         readme = ended(interpreter, "-c", example())
-        core = ended(interpreter, "-m", "pytest", "-q", "-n", "auto", ROOT / "tests" / "core") if tests else "not run"
-        return version, readme, core
+        if tests is None:
+            return version, readme, "not run"
+        run(*install, f"{wheel}[dev]")
+        return version, readme, ended(interpreter, "-m", "pytest", "-q", "-n", tests, ROOT / "tests" / "core")
 
 
 def oldest_torch() -> str:
@@ -66,8 +70,10 @@ def run(*command: str | Path) -> str:
 
 
 def ended(*command: str | Path) -> str:
-    """The last line that a command prints, or of its error."""
+    """The last line that a command prints, or of its error, which is shown whole."""
     done = started(*command)
+    if done.returncode:
+        print(done.stdout[-20000:], done.stderr[-5000:], file=sys.stderr, flush=True)
     lines = (done.stdout if done.returncode == 0 else done.stdout + done.stderr).strip().splitlines()
     return lines[-1].strip("= ") if lines else f"exit status {done.returncode}"
 
