@@ -607,19 +607,37 @@ check(multiplied, lambda: truth("03.3"))
 # %% [markdown]
 # 4. A colleague proposes to draw a *fresh* batch for each probe, so that independent counting becomes correct. Which cost does that
 #    move from the noise to elsewhere? And are the three losses of one probe then independent?
-# 5. Run the notebook with `batch_size=4000` and the same number of epochs. Which noise changes more, and why is the *mean* loss so
-#    much more precise?
 
 # %% [markdown] tags=["solution"]
 # *Solutions.* (3) For large $\sigma_l$, $e^{1/\sigma_l^2} - 1 \approx \sigma_l^{-2}$, so what is left of $\mu^2$ fixes
 # $\frac{3T}{K}\sigma_l^{-2}$: four times the interval, half the noise. In the cell below $\sigma_l \sqrt K$ is nearly the same where $\sigma_l$ is
 # well above 1. (4) Each probe then needs data of its own, with
 # its own forward passes, and its losses are no longer those of the batch whose gradient is used; and the three losses still share
-# *their* batch, so they are one release with sensitivity $\sqrt 3$, not three samplings. (5) A larger $q$ amplifies less, so both
-# multipliers grow. At the default, on the same batch (PLD), they grow alike: $\sigma_g$ 1.5 times, $\sigma_l$ 1.4 times. Counted as independent (RDP) $\sigma_l$ grows more, 2.4 times. But a mean divides its noise by $B$, so four times
-# the batch outweighs that.
+# *their* batch, so they are one release with sensitivity $\sqrt 3$, not three samplings.
 
 # %% tags=["solution"]
 line = pairs[(pairs.section == "interval") & (pairs.accountant == "gdp") & ~pairs.even]
 line = line[line.loss_mechanism == "gaussian"].set_index("interval").sigma_loss
 pd.DataFrame({"sigma_l": line, "sigma_l * sqrt(K)": line * line.index**0.5}).round(3)
+
+# %% [markdown]
+# 5. Run the notebook at its defaults, and again with `batch_size=4000`. The noise of a *mean* loss is $\sigma_l / B$, in units of $R_l$. How many times as large as at the default is it then? (Same batch, PLD, $K = 5$: a row of `pairs`, section "interval".) Why is it so
+#    much more precise, though both multipliers grow?
+
+# %%
+times_as_large = None
+check(times_as_large, lambda: truth("03.5"))
+
+# %% tags=["solution"]
+noise_of_the_mean = {}
+for B in (1000, 4000):
+    its = noise_split.DataSet("", 50_000, B, 5).budget(3.0)
+    split = calibrate_noise(**its, probe="losses", interval=5, gamma=1.01, allocation="constant")
+    print(f"B = {B:,}: sigma_g = {split.sigma_gradient:.2f}, sigma_l = {split.sigma_loss:.2f}")
+    noise_of_the_mean[B] = split.sigma_loss / B
+times_as_large = noise_of_the_mean[4000] / noise_of_the_mean[1000]
+check(times_as_large, lambda: truth("03.5"))
+
+# %% [markdown] tags=["solution"]
+# *Solution.* A larger $q$ amplifies less, so both multipliers grow. On the same batch (PLD) they grow alike: $\sigma_g$ 1.5 times, $\sigma_l$ 1.4 times. Counted as independent (RDP) $\sigma_l$ grows more, 2.4 times. But a mean divides its noise by $B$, so four times
+# the batch outweighs that.

@@ -11,7 +11,7 @@ from scipy import optimize, stats
 from hyfreedp import calibrate_noise, fit_quadratic
 from hyfreedp.accounting.accountants import composed_epsilon
 from hyfreedp.accounting.composition import effective_noise
-from hyfreedp.experiments.studies import bias_variance
+from hyfreedp.experiments.studies import bias_variance, noise_split
 from hyfreedp.look import noise_to_come
 from hyfreedp.reference import automatic
 
@@ -23,6 +23,11 @@ def _epsilon(noise: float, times: int) -> float:
 def _loss_noise(**plan: Any) -> float:
     split = calibrate_noise(**plan, probe="losses", allocation="per_step", accountant="rdp")
     return split.sigma_loss / split.sigma
+
+
+def _noise_of_the_mean(B: int) -> float:
+    budget = noise_split.DataSet("", 50_000, B, 5).budget(3.0)
+    return calibrate_noise(**budget, probe="losses", interval=5, gamma=1.01, allocation="constant").sigma_loss / B
 
 
 _NORMAL: dict[str, Any] = {"noise_multiplier": 200, "expected_batch_size": 500}
@@ -38,6 +43,7 @@ _TRUTHS: dict[str, Callable[..., Any]] = {
     "03.1": lambda plan: _loss_noise(**plan, interval=5, gamma=1.03),
     "03.3": lambda: (np.log1p(1e-4) / np.log1p(4e-4)) ** 0.5,  # of e^(1/sigma^2) - 1 in proportion to K
     "03.2": lambda: optimize.brentq(lambda noise: effective_noise(2.0, noise, "losses") - 1.9, 1, 100),
+    "03.5": lambda: _noise_of_the_mean(4000) / _noise_of_the_mean(1000),
     "04.1": lambda: 2**0.5 * (2 / 3) ** 0.5 / fit_quadratic([1, 0, -1], [0] * 3, 1.0).slope_std,
     "04.3": lambda: noise_to_come([1.0] * 80, 10),
     "11.1": lambda: np.diff(np.minimum([2, 2.1, 2.6], 2.1), n=2).item(),
