@@ -97,6 +97,7 @@ def test_adapters(name) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+@pytest.mark.filterwarnings("ignore:Guards may run slower on Python 3.13.0:RuntimeWarning")  # torch, of itself
 @pytest.mark.parametrize("build", [tied_language_model, groupnorm_convnet])
 def test_a_compiled_model_is_mapped_as_it_was_written(build) -> None:
     example = build()
