@@ -39,7 +39,6 @@ ifeq ($(ARGS),claim)
 	$(BIN)/python -m hyfreedp.experiments grid --profile claim
 else
 	$(BIN)/python -m hyfreedp.experiments.benchmark --device accelerator --resume
-	$(BIN)/python -m hyfreedp.experiments.benchmark --device accelerator --resume --models vit_base --contenders plain ours ours_torch_noise
 	$(BIN)/python tools/weights/pretrain.py tiny_imagenet
 	$(BIN)/python -m hyfreedp.experiments grid --profile gpu
 endif

@@ -218,7 +218,13 @@ def test_an_interrupted_record_goes_on_where_it_was(workspace, monkeypatch, caps
     while command.main(arguments) == 130:
         done.clear()
     assert path.read_text().startswith(first)
-    assert len(pd.read_csv(path).drop_duplicates()) == len(cases(["tiny", "vit_d192"], contenders=["plain"]))
+    complete = len(cases(["tiny", "vit_d192"], contenders=["plain"]))
+    assert len(pd.read_csv(path).drop_duplicates()) == complete
+    done.clear()  # another contender: all of its case take turns again, and none is there twice
+    assert command.main(["--models", "tiny", "--tunings", "full", "--contenders", "ours", "--resume"]) == 0
+    rows = pd.read_csv(path)
+    assert done == ["tiny full"] and len(rows) == complete + 1
+    assert list(rows[(rows.model == "tiny") & (rows.tuning == "full")].contender) == ["plain", "ours"]
 
 
 # ---- goals -----------------------------------------------------------------------------------------------------------
