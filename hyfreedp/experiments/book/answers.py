@@ -26,7 +26,7 @@ def _loss_noise(**plan: Any) -> float:
 
 
 def _noise_of_the_mean(B: int) -> float:
-    budget = noise_split.DataSet("", 50_000, B, 5).budget(3.0)
+    budget: dict[str, Any] = noise_split.DataSet("", 50_000, B, 5).budget(3.0)
     return calibrate_noise(**budget, probe="losses", interval=5, gamma=1.01, allocation="constant").sigma_loss / B
 
 
