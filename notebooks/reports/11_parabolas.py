@@ -190,7 +190,7 @@ plots.save(
     parameters=parameters,
     inputs=[*run_inputs, "data/results/laptop/loss_noise.csv"],
     shows="Parabolas through repeated private probes of one real batch, and the share of usable rates, by threshold, noise and distance.",
-    claim="§4.1: R_l close to L, or the sum of three losses in practice, to avoid the clipping bias.",
+    claim="§3.2: R_l close to L; §4.1: the sum of three losses in practice, to avoid the clipping bias.",
 )
 
 # %% [markdown]
@@ -292,7 +292,7 @@ for (distance, name), runs in table.groupby(["distance", "noise"], sort=False):
     number = f"{mean['R_l = L']:.0%} are within a factor of two at R_l = L, {mean['sum of three']:.0%} at the sum"
     rates = by_interval(*mean_interval(list(runs[best])), least=0.5)
     decided.append(
-        Verdict("§ 4.1: three losses clipped at R_l = L, or at their sum, give the rate", rates, number, case=case)
+        Verdict("§ 3.2, 4.1: three losses clipped at R_l = L, or at their sum, give the rate", rates, number, case=case)
     )
 for (distance, name), runs in table.groupby(["distance", "noise"], sort=False):
     case, right = f"h = {distance}, noise {noises[name]:.2%} of R_l ({name})", list(runs["right signs, sum"])
@@ -304,12 +304,12 @@ private = result[result.probe != "raw"]
 above = int((private.low > private.bound).sum())
 decided += [
     Verdict(
-        "§ 4.1: a rate that is fitted to raw losses violates DP",
+        "§ 3.1: a rate that is fitted to raw losses violates DP",
         by_interval(raw.low, raw.high, least=0.5),
         f"an outlier is found with advantage {raw.advantage:.2f}",
     ),
     Verdict(
-        "§ 4.1: a rate that is fitted to private losses does not",
+        "§ 3.1: a rate that is fitted to private losses does not",
         by_attack(above),
         f"an advantage above the bound in {above} of {len(private)} private settings",
     ),

@@ -127,3 +127,22 @@ def test_the_committed_verdicts_follow_from_the_records():
     for name, decided in recomputed():
         committed = pd.read_csv(ROOT / "figures" / f"{name}_verdict.csv", keep_default_na=False)
         assert [Verdict(**row) for row in committed.to_dict("records")] == decided, name
+
+
+@pytest.mark.parametrize(
+    ("quartiles", "outcome"),
+    [
+        ([(1.05, 1.06), (1.01, 1.069)], "reproduced"),
+        ([(1.05, 1.06), (1.06, 1.09)], "not shown"),
+        ([(1.06, 1.09), (1.08, 1.09)], "fails here"),
+    ],
+)
+def test_a_time_is_beyond_a_mark_by_both_of_its_quartiles(quartiles, outcome):
+    assert efficiency.by_quartiles(pd.DataFrame(quartiles, columns=["x_q1", "x_q3"]), "x", 1.07) == outcome
+
+
+def test_a_data_set_decides_nothing_alone_and_two_do():
+    """So a second set of texts would decide the claims of Tab. gpt2 without a change of code."""
+    shares = pd.Series([0.30, 0.32], ["E2E", "E2E"])
+    assert verdicts.by_data_sets(shares, most=0.5) == "not shown"
+    assert verdicts.by_data_sets(shares.set_axis(["E2E", "other"]), most=0.5) == "reproduced"

@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from hyfreedp.experiments.benchmark.contenders import ALL_CONTENDERS
-from hyfreedp.experiments.store.verdicts import Verdict, by_row
+from hyfreedp.experiments.store.verdicts import Outcome, Verdict, by_interval, by_row
 
 # Rows of Tab. "eff", as (model, tuning) in data/paper, and the case that stands for each on either device.
 PAPER_CASES: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
@@ -89,6 +89,13 @@ def forward_share(ratio: float, interval: int = 1) -> float:
 
 
 FITS, OVERHEAD, FAR = 0.05, 0.07, 10  # of a ratio, at most from the formula; the paper's "< 7 %", at this K
+ALMOST = 1.25  # plain steps: "almost as efficient as the standard non-DP optimization", the goal of docs/gpu.md
+
+
+def by_quartiles(rows: pd.DataFrame, ratio: str, most: float) -> Outcome:
+    """Of a ratio of times in all rows: its quartiles are to be below the mark, in every one or, to fail, not in one."""
+    found = {by_interval(row[f"{ratio}_q1"], row[f"{ratio}_q3"], most=most) for _, row in rows.iterrows()}
+    return "fails here" if "fails here" in found else "not shown" if "not shown" in found else "reproduced"
 
 
 def judged(rows: pd.DataFrame, compared: pd.DataFrame, ours: str) -> list[Verdict]:
@@ -103,14 +110,15 @@ def judged(rows: pd.DataFrame, compared: pd.DataFrame, ours: str) -> list[Verdic
     table = ratios.pivot(index=["model", "tuning"], columns="interval", values="ratio_to_ours").dropna()
     off = max((table[k] - interval_ratio(k, forward_share(table[1]))).abs().max() for k in table)
     full, some = table.xs("full", level="tuning"), table.drop("full", level="tuning")
-    least = ratios[(ratios.tuning == "full") & (ratios.interval == FAR)].ratio_to_ours_q1
+    far = ratios[(ratios.tuning == "full") & (ratios.interval == FAR)]
     dearer = some[1] - full[1].reindex(some.index, level="model")
-    known = compared.dropna(subset=ours).groupby("interval")
+    printed = compared.dropna(subset=ours).groupby("interval").paper.agg(["min", "max"])
     ranges = [
-        f"K = {k}: {at[ours].min():.2f} to {at[ours].max():.2f} (paper: {at.paper.min():.2f} to {at.paper.max():.2f})"
-        for k, at in known
+        f"K = {k}: {table[k].min():.2f} to {table[k].max():.2f} (paper: {low:.2f} to {high:.2f})"
+        for k, low, high in printed.itertuples()
     ]
     shares = forward_share(full[1].min()), forward_share(full[1].max())
+    free = rows[(rows.contender == "ours") & (rows.tuning == "full")].ratio_to_plain
     more = ", ".join(f"{name} {100 * (ratio - 1):.1f}" for name, ratio in full[FAR].items())
     return [
         Verdict(
@@ -121,8 +129,14 @@ def judged(rows: pd.DataFrame, compared: pd.DataFrame, ours: str) -> list[Verdic
         ),
         Verdict(
             f"§ Efficiency: less than 7 % more at K = {FAR} (all parameters)",
-            by_row(list(least < 1 + OVERHEAD)),
-            f"{more} %; the lower quartile of each is below 7 %",
+            by_quartiles(far, "ratio_to_ours", 1 + OVERHEAD),
+            f"{more} % (medians); the upper quartiles reach {100 * (far.ratio_to_ours_q3.max() - 1):.1f} %",
+        ),
+        Verdict(
+            "§ Efficiency: almost as efficient as optimization without DP (all parameters)",
+            by_quartiles(far, "ratio_to_plain", ALMOST),
+            f"{far.ratio_to_plain.min():.2f} to {far.ratio_to_plain.max():.2f} plain steps at K = {FAR}, in this "
+            f"implementation; without probes {free.min():.2f} to {free.max():.2f}",
         ),
         Verdict('Tab. "eff": less than twice the time at K = 1', by_row(list(table[1] < 2)), "; ".join(ranges)),
         Verdict(

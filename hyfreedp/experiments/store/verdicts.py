@@ -79,6 +79,11 @@ def would_decide(values: Sequence[float], mark: float) -> int | None:
     return None
 
 
+def by_data_sets(values: pd.Series, least: float = -math.inf, most: float = math.inf) -> Outcome:
+    """Of numbers indexed by their data set: of the interval over the data sets' means, which a single one has not."""
+    return by_interval(*mean_interval(list(values.groupby(level=0, sort=False).mean())), least, most)
+
+
 def over_data_sets(values: pd.Series, least: float = -math.inf, most: float = math.inf) -> tuple[Outcome, str]:
     """Of a claim about points of accuracy, on every data set alike; and the numbers in words.
 
@@ -90,8 +95,7 @@ def over_data_sets(values: pd.Series, least: float = -math.inf, most: float = ma
         least, most: the marks; one of them.
     """
     means = values.groupby(level=0, sort=False).mean()
-    low, high = mean_interval(list(means))
-    outcome = by_interval(low, high, least, most)
+    outcome, (low, high) = by_data_sets(values, least, most), mean_interval(list(means))
     words = ", ".join(f"{name} {mean:+.1f}" for name, mean in means.items()) + " points"
     words += f"; mean {means.mean():+.1f}" if len(means) > 1 else ", one data set"
     # An interval of two has one degree of freedom: wider than what it is about.

@@ -160,6 +160,7 @@ class Claim:
 
 # Of both several notebooks have cases.
 CLOSE, OURS = "HyFreeDP comes close to a rate that was tuned", "Preset robust comes close to a rate that was tuned"
+SURPASSES = "DP-hyper surpasses D-Adaptation and Prodigy"
 FROM = "from the paper's first rate, 0.0001, soundly accounted"
 CLAIMS = (
     Claim(CLOSE, "hyfreedp_paper", "grid", COMPARABLE, "full", f"all weights, {FROM}"),
@@ -173,6 +174,9 @@ CLAIMS = (
     Claim("DP-hyper loses by its noise", "grid_extended", "dp_hyper", 0.0),
     Claim('Tab. "nondp_ls": a linear schedule hurts DP training', "grid", "grid_linear", POOR, "full"),
     Claim('Tab. "nondp_ls": without privacy it does not', "grid_linear", "grid", COMPARABLE, "full", private=False),
+    Claim(SURPASSES, "dp_hyper", "dadaptation", 0.0, case="D-Adaptation"),
+    Claim(SURPASSES, "dp_hyper", "prodigy", 0.0, case="Prodigy"),
+    Claim("Without privacy HyFreeDP comes close to NonDP-GS", "hyfreedp_paper", "grid", COMPARABLE, private=False),
     Claim(OURS, "hyfreedp_robust", None, COMPARABLE, case="the best grid search"),
 )
 

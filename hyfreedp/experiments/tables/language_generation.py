@@ -19,7 +19,7 @@ from hyfreedp.experiments.store.cache import key_of
 from hyfreedp.experiments.store.files import write_csv, write_text
 from hyfreedp.experiments.store.paths import workspace
 from hyfreedp.experiments.store.provenance import columns_of, environment
-from hyfreedp.experiments.store.verdicts import COMPARABLE_SCORE, POOR_SCORE, Verdict, Whose
+from hyfreedp.experiments.store.verdicts import COMPARABLE_SCORE, POOR_SCORE, Verdict, Whose, by_data_sets
 from hyfreedp.experiments.tables import paper, plan
 from hyfreedp.experiments.tables.grid import train_missing
 from hyfreedp.experiments.tables.image_classification import CLOSE, OURS
@@ -30,8 +30,8 @@ from hyfreedp.experiments.tasks.registry import TASKS
 METRICS = ("BLEU", "NIST", "METEOR", "ROUGE_L", "CIDEr")
 TABLE = "language_generation.csv"
 START = "start"  # the row of the model before private training, at epsilon 0
-_WELL, _POORLY = f"at least {COMPARABLE_SCORE:.0%}", f"at most {POOR_SCORE:.0%}"
-CLAIMS: dict[str, tuple[str, Whose, str, str]] = {  # by row: text, whose, case, and mark of its share of BLEU
+_WELL, _POORLY = {"least": COMPARABLE_SCORE}, {"most": POOR_SCORE}
+CLAIMS: dict[str, tuple[str, Whose, str, dict[str, float]]] = {  # by row: text, whose, case, mark of its share of BLEU
     "hyfreedp_paper": (CLOSE, "the paper's", 'Tab. "gpt2"', _WELL),
     "dadaptation": ('Tab. "gpt2": D-Adaptation does not perform well', "the paper's", "", _POORLY),
     "prodigy": ('Tab. "gpt2": Prodigy does not perform well', "the paper's", "", _POORLY),
@@ -187,7 +187,7 @@ def markdown(summary: pd.DataFrame) -> str:
 
 
 def judged(summary: pd.DataFrame) -> list[Verdict]:
-    """The claims of Tab. gpt2, by shares of BLEU. E2E is one data set, which gives no interval: none is decided."""
+    """The claims of Tab. gpt2, by shares of BLEU. E2E is one data set, which gives no interval and decides none."""
     table = summary[(summary.metric == "BLEU") & (summary.epsilon > 0)]
     bleu = table.pivot(index="row", columns="epsilon", values="mean")
     decided = []
@@ -195,8 +195,10 @@ def judged(summary: pd.DataFrame) -> list[Verdict]:
         shares = (bleu.loc[row] / bleu.loc["grid"]).dropna()
         told = " and ".join(f"{share:.0%}" for share in shares)
         budgets = " and ".join(f"{epsilon:g}" for epsilon in shares.index)
-        number = f"{told} of the grid search's BLEU on E2E at epsilon = {budgets}, one data set (the mark: {mark})"
-        decided.append(Verdict(claim, "not shown", number, whose, case))
+        sides = ", ".join(f"at {side} {value:.0%}" for side, value in mark.items())
+        number = f"{told} of the grid search's BLEU on E2E at epsilon = {budgets}, one data set (the mark: {sides})"
+        outcome = by_data_sets(shares.set_axis(["E2E"] * len(shares)), **mark)
+        decided.append(Verdict(claim, outcome, number, whose, case))
     return decided
 
 

@@ -17,6 +17,7 @@ from hyfreedp.experiments.tasks.registry import TASKS as TASK_OF
 
 EPSILONS = (8.0, 3.0, 1.0)
 FIRST_RATE = 1e-4  # of preset paper; robust has none
+FIRST_RATE_CLAIM = '§ 5: "We initialize R_l = 1 and eta = 1e-4 by default, allowing automatic updates in training"'
 TASKS = ("digits", "classification")
 GRID_METHODS = ("constant", "linear")
 # Beside the grid's best: a rate that needs no search because AdamW on normalised gradients is free of scale.
@@ -67,16 +68,19 @@ def gaps(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def judged(compared: pd.DataFrame) -> list[Verdict]:
-    """What :func:`gaps` say of both presets. What arithmetic does to the paper's first rate is counted here alone."""
+    """What :func:`gaps` say of both presets. What arithmetic does to the paper's first rate is counted here alone.
+
+    Our reading of the paper's sentence: from its default the rate can get to the searched one, on every task alike.
+    """
     points = {method: part.set_index("task").gap for method, part in compared.groupby("method")}
     tuned, steps = compared.best_rate, TASK_OF[TASKS[0]].steps
     limit = highest_rate(steps, FIRST_RATE)
-    told = f"in {steps} steps with K = 5 it grows to {limit:.2g} at most, where the best of 16 rates and schedules is "
-    told += f"{tuned.min():g} to {tuned.max():g}: {over_data_sets(points['paper'], COMPARABLE)[1]}. Such places are "
-    told += "counted here and nowhere else"
+    told = f"read as: from there a tuned rate is reached; in {steps} steps with K = 5 it grows to {limit:.2g} at most, "
+    told += f"where the best of 16 rates and schedules is {tuned.min():g} to {tuned.max():g}: "
+    told += f"{over_data_sets(points['paper'], COMPARABLE)[1]}. Such places are counted here and nowhere else"
     outcome, number = over_data_sets(points["robust"], COMPARABLE)
     return [
-        Verdict("Alg. 1: a first rate of 0.0001 serves all tasks", by_row(list(tuned <= limit)), told),
+        Verdict(FIRST_RATE_CLAIM, by_row(list(tuned <= limit)), told),
         Verdict(OURS, outcome, number, "ours", "the best of 16 runs by test accuracy, from scratch"),
     ]
 
