@@ -203,6 +203,6 @@ def test_seeds_of_two_versions_are_never_in_one_mean():
     places = {"task": "t", "model": "m", "tuning": "f", "epsilon": 3.0, "row": ["robust", "robust", "grid"], "runs": 1}
     rows = pd.DataFrame(places | {"seed": [0, 1, 0], "accuracy": [0.6, np.nan, np.nan], "key": "new"})
     committed = pd.DataFrame(places | {"seed": [0, 1, 0], "accuracy": [0.4, 0.5, 0.7], "key": "old", "METEOR": 0.2})
-    committed["version_hyfreedp"], rows["version_hyfreedp"] = "0.1.0", ["0.2.0", np.nan, np.nan]
+    committed["version_hyfreedp"], rows["version_hyfreedp"] = "0.10.0.dev0", ["0.10.0", np.nan, np.nan]
     found = filled(rows, committed)
     np.testing.assert_array_equal(found.accuracy, [0.6, np.nan, 0.7])

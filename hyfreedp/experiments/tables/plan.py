@@ -15,6 +15,7 @@ from itertools import product
 from typing import Any, Literal
 
 import pandas as pd
+from packaging.version import Version
 
 from hyfreedp.accounting import calibrate_noise
 from hyfreedp.accounting.accountants import composed_epsilon
@@ -288,7 +289,9 @@ def filled(rows: pd.DataFrame, committed: pd.DataFrame) -> pd.DataFrame:
     """
     rows = rows.reindex(columns=list(dict.fromkeys([*rows.columns, *committed.columns, "version_hyfreedp"])))
     known = rows[NUMBER].merge(committed, on=NUMBER, how="left").reindex(columns=rows.columns)
-    versions, before = (t.version_hyfreedp.astype(object).where(t.version_hyfreedp.notna(), "") for t in (rows, known))
+    named = {*rows.version_hyfreedp.dropna(), *known.version_hyfreedp.dropna()}
+    order = {version: place for place, version in enumerate(sorted(named, key=Version))}
+    versions, before = (table.version_hyfreedp.map(order).fillna(-1) for table in (rows, known))
     older = before < versions.groupby([rows[name] for name in CELL], dropna=False).transform("max")
     kept = known.accuracy.notna() & rows.accuracy.isna() & ~older
     return pd.concat([known[kept], rows[~kept]]).sort_index().astype({"runs": int})
