@@ -1,7 +1,8 @@
 """Keys, ChaCha20 and a universal hash: the cryptography under the noise, on CPUs and accelerators.
 
-On CPUs ChaCha20 and Poly1305 are OpenSSL's. On an accelerator the keystream is computed by elementwise operations, and
-data to be hashed is first compressed there to a hundredth of its size, so that nothing large is moved. An accelerator
+On CPUs ChaCha20 and Poly1305 are OpenSSL's. On an accelerator the keystream is one kernel of Triton, or elementwise
+operations where there is none, and data to be hashed is first compressed there to a hundredth of its size, so that
+nothing large is moved. An accelerator
 is used only if a test shows that it computes the same bits as OpenSSL. Otherwise, as for MPS, which has no float64, the
 CPU is used (the engine refuses runs on such devices, see :class:`hyfreedp.PrivacyEngine`).
 
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, cast
 
@@ -88,10 +89,29 @@ class Keystream:
 
 
 def chacha20(key: bytes, first: int, blocks: int, device: torch.device) -> Tensor:
-    """ChaCha20 with nonce 0 by elementwise operations, for devices that OpenSSL does not reach (RFC 8439, section 2.3).
+    """ChaCha20 with nonce 0 on devices that OpenSSL does not reach (RFC 8439, section 2.3).
 
     Returns the keystream of ``blocks`` blocks, from number ``first`` on, as little-endian int64 words (8 * blocks,).
     """
+    return (_kernel(device) or _elementwise)(key, first, blocks, device)
+
+
+@cache
+def _kernel(device: torch.device) -> Callable[[bytes, int, int, torch.device], Tensor] | None:
+    """The cipher as one kernel; None where Triton is missing, cannot compile, or gives other bits."""
+    if device.type != "cuda":  # which is ROCm, too
+        return None
+    key = bytes(range(32))
+    try:
+        from hyfreedp.noise.fused import chacha20 as fused
+
+        same = torch.equal(fused(key, 2**32 - 2, 5, device).cpu(), _elementwise(key, 2**32 - 2, 5, CPU))
+    except Exception:  # Triton raises what its compiler and driver do
+        return None
+    return fused if same else None
+
+
+def _elementwise(key: bytes, first: int, blocks: int, device: torch.device) -> Tensor:
     words = struct.unpack("<16i", b"expand 32-byte k" + key + bytes(16))
     # Made on the CPU and sent without blocking; making it on the device would wait for the device.
     start = torch.tensor(words, dtype=torch.int32).to(device, non_blocking=True)[:, None].repeat(1, blocks)

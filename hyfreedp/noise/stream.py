@@ -40,7 +40,7 @@ from hyfreedp.noise.cipher import Keystream, computes_noise, derive, universal_h
 from hyfreedp.pytorch.devices import CPU
 
 _CHUNK = 2**16  # numbers drawn at a time on a CPU, so that they stay in its cache
-_ACCELERATOR_CHUNK = 2**22
+_ACCELERATOR_CHUNK = 2**24
 
 _GRID_BITS = 32  # a release is a multiple of 2^-32 times the power of two above the scale
 

@@ -1,6 +1,10 @@
 """The noise: its distribution, what its key depends on, and its two computations against each other."""
 
+import json
 import math
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -38,6 +42,22 @@ def test_chacha20_is_that_of_rfc_8439():
 def test_both_computations_of_chacha20_agree(key, first, blocks):
     stream = cipher.Keystream(key, CPU).take(8 * (first + blocks))
     assert torch.equal(cipher.chacha20(key, first, blocks, CPU), stream[8 * first :])
+
+
+@pytest.mark.whole
+def test_the_kernel_for_gpus_gives_the_same_stream():
+    """By Triton's interpreter, which needs no GPU; past the end of the counter's 32 bits, too."""
+    pytest.importorskip("triton")
+    program = (
+        "import torch; from hyfreedp.noise import fused; key = bytes(range(32))\n"
+        "for first, blocks in ((0, 1), (5, 300), (2**32 - 3, 7)):\n"
+        "    print(fused.chacha20(key, first, blocks, torch.device('cpu')).tolist())"
+    )
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    key = bytes(range(32))
+    assert found == [cipher.chacha20(key, *of, CPU).tolist() for of in ((0, 1), (5, 300), (2**32 - 3, 7))]
 
 
 @each(dtype=[torch.float32, torch.float64], size=[1, 7, 1024, 5000])
