@@ -6,11 +6,6 @@ import pytest
 from mutants import ROOT, killed, mutants
 
 
-def test_there_are_at_most_thirty_and_every_one_has_its_own_name():
-    names = [mutant.name for mutant in mutants()]
-    assert 20 <= len(names) == len(set(names)) <= 30
-
-
 @pytest.mark.parametrize("mutant", mutants())
 def test_its_place_is_there_once_and_the_changed_file_compiles(mutant, tmp_path):
     path = mutant.file(ROOT)

@@ -136,7 +136,7 @@ from torch.utils.data import DataLoader, TensorDataset
 data, model = TensorDataset(torch.randn(40, 3), torch.randint(0, 2, (40,))), torch.nn.Linear(3, 2)
 _, optimizer, loader = hyfreedp.PrivacyEngine(seed=0).make_private_with_epsilon(
     module=model, optimizer=torch.optim.AdamW(model.parameters()), data_loader=DataLoader(data, batch_size=8),
-    target_epsilon=3.0, target_delta=1e-3, steps=2, accountant="rdp")
+    target_epsilon=3.0, target_delta=1e-3, steps=2)
 for batch in loader:
     optimizer.step(lambda batch: F.cross_entropy(model(batch[0]), batch[1], reduction="none"), batch)
 print(optimizer.steps_left, optimizer.split.guarantee, optimizer.epsilon_spent() <= 3)

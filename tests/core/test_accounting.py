@@ -47,7 +47,7 @@ PLANS = {
 
 
 @given(plan=st.fixed_dictionaries(PLANS), warmup=st.floats(0, 1))
-@settings(max_examples=3)
+@settings(max_examples=2)
 def test_epsilon_is_never_above_the_target(plan, warmup):
     split = calibrate_noise(**plan, warmup_steps=int(warmup * plan["steps"]), accountant="rdp")
     assert 0.99 * plan["target_epsilon"] < split.epsilon <= plan["target_epsilon"]
@@ -182,7 +182,7 @@ def test_a_transform_that_would_be_too_large_is_done_on_a_coarser_grid(monkeypat
     assert exact <= found <= exact * (1 + 1e-4) and exact <= coarse <= exact * (1 + 4e-3)
 
 
-@each(sample_rate=[1e-4, 0.02, 0.5], sigma=[0.6, 2.0], steps=[1000, 1])
+@each(sample_rate=[1e-4, 0.02, 0.5], sigma=[2.0, 0.6], steps=[1000, 1])
 def test_the_grid_costs_no_more_than_a_few_parts_in_ten_thousand(sample_rate, sigma, steps):
     found = composed_epsilon([(sigma, steps)], sample_rate=sample_rate, delta=1e-6, accountant="pld")
     one = SampledGaussian(sigma, sample_rate, 1)
@@ -240,11 +240,10 @@ def test_agrees_with_dp_accounting_pld(allocation):
         assert epsilon(split, target_delta=delta) == pytest.approx(reference, abs=1e-4)
 
 
-@pytest.mark.parametrize("target_epsilon", [0.7, 3.0])
-def test_agrees_with_opacus_rdp(target_epsilon):
+def test_agrees_with_opacus_rdp():
     """At the reference setting of design.md: N = 50,000, B = 1,000, T = 250, K = 5. Orders differ a little."""
     plan = dict(target_delta=50_000**-1.1, sample_rate=0.02, steps=250, probe="losses", interval=5, gamma=1.01)
-    split = calibrate_noise(target_epsilon=target_epsilon, **plan, **PAPER, accountant="rdp")
+    split = calibrate_noise(target_epsilon=3.0, **plan, **PAPER, accountant="rdp")
     opacus = RDPAccountant()
     opacus.history = [(split.sigma_gradient, 0.02, 200), (effective(split), 0.02, 50)]
     alphas = [*RDPAccountant.DEFAULT_ALPHAS, 128, 256, 512, 1024]
@@ -276,7 +275,7 @@ def test_a_split_survives_json():
 
 
 def test_epsilon_of_a_prefix_grows_to_that_of_the_run_and_its_parts_are_less():
-    split = calibrate_noise(**CHEAP, accountant="rdp")
+    split = calibrate_noise(**CHEAP)
     prefix = [spent(split, t) for t in range(split.steps + 1)]
     assert prefix[0] == 0 and prefix[-1] == split.epsilon
     assert all(np.diff(prefix) > 0)
@@ -295,9 +294,9 @@ def test_epsilon_of_a_prefix_grows_to_that_of_the_run_and_its_parts_are_less():
     ],
 )
 def test_a_split_of_another_run_or_without_noise_is_refused(wrong, message):
-    split = calibrate_noise(**CHEAP, accountant="rdp")
+    split = calibrate_noise(**CHEAP)
     with pytest.raises(ValueError, match=message):
-        recounted(dataclasses.replace(split, **wrong), accountant="rdp", stacklevel=2, **CHEAP)
+        recounted(dataclasses.replace(split, **wrong), accountant="pld", stacklevel=2, **CHEAP)
 
 
 # ---- the search ----------------------------------------------------------------------------------------------------

@@ -7,9 +7,7 @@ from hyfreedp.errors import BudgetExhausted
 
 
 def make_split(**changes):
-    plan = dict(
-        target_epsilon=1, target_delta=1e-5, sample_rate=0.1, steps=12, interval=4, probe="losses", accountant="rdp"
-    )
+    plan = dict(target_epsilon=1, target_delta=1e-5, sample_rate=0.1, steps=12, interval=4, probe="losses")
     return calibrate_noise(**plan | changes)
 
 

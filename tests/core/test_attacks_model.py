@@ -270,7 +270,7 @@ def test_parameters_in_bf16_release_no_value_that_only_one_record_makes_possible
     def releases(x, seed):
         """Weights after each of many steps from zero, on a full batch."""
         model = nn.Linear(width, 1, bias=False).to(torch.bfloat16)
-        settings = {"target_epsilon": 30.0, "target_delta": 1e-5, "accountant": "rdp", "preset": "fixed"}
+        settings = {"target_epsilon": 30.0, "target_delta": 1e-5, "preset": "fixed"}
         data = TensorDataset(torch.zeros(100, width))
         optimizer = by_hand(model, sgd(model), data, batch_size=100, seed=seed, steps=steps, **settings)
         found = []

@@ -158,7 +158,7 @@ def test_dropout_masks_are_those_of_the_forward_pass():
         parts = [nn.Sequential(nn.Linear(5, 5), nn.Tanh(), nn.Dropout(0.2)) for _ in range(2)]
         model = nn.Sequential(*map(wrap, parts), nn.Linear(5, 3)).double()
         settings = {"preset": "paper", "interval": 2, "max_physical_batch_size": 4}
-        optimizer = by_hand(model, sgd(model), target_epsilon=3.0, accountant="rdp", **settings)
+        optimizer = by_hand(model, sgd(model), target_epsilon=3.0, **settings)
         torch.manual_seed(1)
         steps = [optimizer.step(cross_entropy(model), batch) for batch in make_batches([8, 5, 0, 9])]
         ends.append((flat(model), [step.eta for step in steps]))

@@ -72,7 +72,7 @@ class Team:
     """Processes that stay alive from job to job."""
 
     def __init__(self, size: int, folder: Path) -> None:
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context("fork")  # which imports nothing again
         self.processes, self.pipes = [], []
         for rank in range(size):
             pipe, far_end = context.Pipe()
@@ -367,9 +367,6 @@ def test_a_process_that_dies_is_an_error_at_once(tmp_path):
     assert team.processes[1].exitcode == 1
     team.processes[0].kill()
     team.processes[0].join(PATIENCE)
-
-
-# -- looks -------------------------------------------------------------------------------------------------------------
 
 
 # -- resuming ----------------------------------------------------------------------------------------------------------

@@ -115,7 +115,7 @@ def test_clipping_is_automatic_with_privacy_and_absent_without():
         (3.0, AbadiClipping(0.5), AbadiClipping(0.5)),
         (math.inf, AutomaticClipping(), AutomaticClipping()),
     ):
-        optimizer = by_hand(target_epsilon=target, accountant="rdp", clipping=chosen)
+        optimizer = by_hand(target_epsilon=target, clipping=chosen)
         assert repr(expected) in repr(optimizer)
         assert optimizer.gradient_engine.clipping == expected
 

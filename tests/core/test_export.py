@@ -12,7 +12,7 @@ from twins import Made, adamw, flat, make_data, make_model, make_private, train
 @pytest.fixture(scope="module")
 def trained():
     """A trained model, the same model untrained, and inputs."""
-    model, optimizer, loader = make_private(make_model(dropout=0.1), target_epsilon=3.0, accountant="rdp")
+    model, optimizer, loader = make_private(make_model(dropout=0.1), target_epsilon=3.0)
     plain = make_model(dropout=0.1)
     train(optimizer, loader)
     return model, plain, make_data().tensors[0]
@@ -70,7 +70,7 @@ def test_transformers_saves_and_loads_it(tmp_path):
     sizes = {"vocab_size": 20, "n_positions": 8, "n_embd": 8, "n_layer": 1, "n_head": 2, "bos_token_id": 0}
     model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, eos_token_id=0)).train()
     texts = Made(8, lambda row: {"input_ids": (torch.arange(6) + row) % 20, "labels": (torch.arange(6) + row) % 20})
-    settings = {"loader": DataLoader(texts, batch_size=4), "steps": 2, "target_epsilon": 3.0, "accountant": "rdp"}
+    settings = {"loader": DataLoader(texts, batch_size=4), "steps": 2, "target_epsilon": 3.0}
     _, optimizer, loader = make_private(model, adamw(model), **settings)
     train(optimizer, loader, lambda record: model(**record).loss)
     model.save_pretrained(tmp_path)

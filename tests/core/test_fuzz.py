@@ -53,7 +53,7 @@ def wire(**changes):
         "optimizer": torch.optim.SGD(good.parameters(), 0.1),
         "data_loader": DataLoader(make_data(), batch_size=8),
     }
-    settings |= {"target_epsilon": 3.0, "target_delta": 1e-3, "accountant": "rdp"}
+    settings |= {"target_epsilon": 3.0, "target_delta": 1e-3}
     if "epochs" not in changes:
         settings["steps"] = 4
     return PrivacyEngine(seed=0).make_private_with_epsilon(module=model, **(settings | changes))
@@ -69,7 +69,7 @@ def step(**changes):
 OPTIMIZER = wire()[1]
 FILE = {"path": "absent/run.pt", "module": OPTIMIZER.module, "optimizer": OPTIMIZER}
 SPLIT, GENERATOR = OPTIMIZER.split, NoiseGenerator(0)
-BUDGET = {"target_epsilon": 3.0, "target_delta": 1e-3, "sample_rate": 0.2, "steps": 4, "accountant": "rdp"}
+BUDGET = {"target_epsilon": 3.0, "target_delta": 1e-3, "sample_rate": 0.2, "steps": 4}
 LOSSES = {"losses": torch.ones(3), "threshold": 1.0}
 PRIVATE_LOSSES = LOSSES | {"noise_multiplier": 1.0, "expected_batch_size": 3.0, "generator": GENERATOR}
 

@@ -23,7 +23,7 @@ from hyfreedp.integrations.closure import warn_of_log
 
 OF_LIGHTNING = pytest.mark.filterwarnings("ignore::UserWarning", "ignore:`isinstance.treespec, LeafSpec")  # its advice
 STEPS, SIZE = 10, 8  # two epochs of 40 records
-PRIVACY = {"target_epsilon": 3.0, "target_delta": 1e-3, "accountant": "rdp"}
+PRIVACY = {"target_epsilon": 3.0, "target_delta": 1e-3}
 
 
 def layers() -> nn.Sequential:

@@ -62,42 +62,6 @@ def test_students_have_answers_to_give_and_teachers_the_right_ones(source):
 
 
 @pytest.mark.parametrize("source", SOURCES)
-def test_notebooks_lead_to_each_other(source):
-    twin = nbformat.read(source.with_suffix(".ipynb"), as_version=4)
-    added = [cell for cell in twin.cells if notebooks.LINKS in cell.metadata.get("tags", [])]
-    top, end = (cell.source for cell in added if cell.cell_type == "markdown")
-    place = SOURCES.index(source)
-    around = [of_students(other) for other in (*SOURCES[:place][-1:], *SOURCES[place + 1 :][:1])]
-    led = re.findall(r"\]\((\S+\.ipynb)\)", end)
-    assert [(source.parent / link).resolve() for link in led] == around and end in top
-    assert "*Before this: " in top and " minute" in top
-
-
-def test_badges_wait_for_a_repository(project):
-    project.write("01_a")
-    (source,) = notebooks.sources()
-    assert notebooks.badges(source) == ""
-    (project.notebooks / "course.json").write_text('{"repository": "me/it"}')
-    colab, binder = re.findall(r"\]\((\S+)\)", notebooks.badges(source))
-    assert colab == "https://colab.research.google.com/github/me/it/blob/main/notebooks/01_a.ipynb"
-    assert binder == "https://mybinder.org/v2/gh/me/it/main?labpath=notebooks/01_a.ipynb"
-
-
-@pytest.mark.parametrize("source", SOURCES)
-def test_every_cell_that_makes_a_figure_shows_it(source):
-    for cell in nbformat.read(source.with_suffix(".ipynb"), as_version=4).cells:
-        outputs = cell.get("outputs", [])
-        if cell.cell_type == "code" and re.search(
-            r"^(\w.*plt\.(subplots|figure)\(|figure = )", cell.source, re.MULTILINE
-        ):
-            kinds = [kind for output in outputs for kind in output.get("data", {})]
-            assert "image/png" in kinds, cell.source
-        if source.parent == workspace().notebooks:  # the course: nothing but the figure
-            values = [output.data["text/plain"] for output in outputs if output.output_type == "execute_result"]
-            assert not [text for text in values if re.match(r"\[?(Text\(|<matplotlib)", text)], cell.source
-
-
-@pytest.mark.parametrize("source", SOURCES)
 def test_parameters_are_plain_checked_and_know_every_profile(source):
     defaults = notebooks.defaults(source)
     assert defaults["profile"] == "laptop"
@@ -107,11 +71,8 @@ def test_parameters_are_plain_checked_and_know_every_profile(source):
     exec(f"{parameters}\n{check}", {})
     for profile in notebooks.PROFILES:
         exec(f"{parameters}\nprofile = {profile!r}\n{check}", {})
-    mistyped = {f"{name}_ = 1": f"did you mean '{name}'" for name in defaults}
-    mistyped |= {f"{name} = None": f"parameter {name} must be" for name in defaults}
-    for injected, error in (mistyped | {"profile = 'lapto'": "got 'lapto'"}).items():
-        with pytest.raises((TypeError, ValueError), match=error):
-            exec(f"{parameters}\n{injected}\n{check}", {})
+    with pytest.raises(ValueError, match="got 'lapto'"):
+        exec(f"{parameters}\nprofile = 'lapto'\n{check}", {})
 
 
 @pytest.fixture

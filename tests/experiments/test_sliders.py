@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from hyfreedp.experiments.book import notebooks
-from hyfreedp.experiments.book.sliders import ABSENT, private_step, sliders
+from hyfreedp.experiments.book.sliders import ABSENT, sliders
 from hyfreedp.experiments.book.slides import slides
 
 STYLE = {"color": "#000", "linestyle": "-"}
@@ -77,36 +77,6 @@ def test_the_u_is_the_closed_form():
         assert bias[0, 0, place] == pytest.approx(simulated, rel=0.02)
 
 
-# Moves each slider of the picture of a step, makes steps and lets it play; takes noise and clipping away, too.
-STEP_PROBE = """
-const box = document.querySelector(".private-step");
-const click = (name) => box.querySelector(`[data-do="${name}"]`).click();
-const parts = [...box.querySelectorAll(".part")];
-const see = () => parts.map((part) => part.querySelector("svg").innerHTML + part.querySelector("p").textContent);
-const inputs = [...box.querySelectorAll("input")];
-const moves = () => new Event("input", {bubbles: true});
-const go = (input, to) => { input.value = to; input.dispatchEvent(moves()); return see(); };
-const told = {moved: inputs.map((input) => {
-  const [before, place] = [see(), input.value];
-  const after = go(input, input.value === input.max ? input.min : input.max);
-  return {before, after, back: go(input, place)};
-})};
-go(inputs[3], 0);
-go(inputs[4], inputs[4].max);
-told.curves = [...parts[2].querySelectorAll("path")].map((path) => path.getAttribute("d"));
-click("again");
-told.steps = [1, 2, 3].map(() => { const seen = see(); click("next"); return seen; });
-click("play");
-setTimeout(() => {
-  told.playing = see();
-  click("play");
-  told.paused = see();
-  document.body.innerHTML = "";
-  document.body.dataset.told = encodeURIComponent(JSON.stringify(told));
-}, 3000);
-"""
-
-
 def told_by_chromium(html, folder):
     """What a script left in ``data-told`` of the page's body, five seconds after it was opened."""
     (folder / "page.html").write_text(f"<!doctype html><meta charset='utf-8'><body>{html}", encoding="utf-8")
@@ -131,19 +101,6 @@ def test_moving_a_slider_changes_the_drawing(tmp_path):
         assert all(moved["before"]["lines"] != moved["after"]["lines"] for moved in dials)
         assert axis["before"]["lines"] == axis["after"]["lines"]
         assert not re.search("NaN|undefined|Infinity", figure["text"] + str(figure["moved"]))
-
-
-@pytest.mark.skipif(not shutil.which("chromium"), reason="needs Chromium")
-def test_the_picture_of_a_step_moves_and_fits_what_it_should(tmp_path):
-    told = told_by_chromium(private_step().data + f"<script>{STEP_PROBE}</script>", tmp_path)
-    assert len(told["moved"]) == 6
-    for moved in told["moved"]:
-        assert moved["before"] == moved["back"] != moved["after"]
-    assert len(set(map(str, told["steps"]))) == 3
-    assert told["playing"] != told["paused"]
-    raw, fitted = (path for path in told["curves"] if path.count("L") == 60)
-    assert raw == fitted  # without noise and clipping
-    assert not re.search("NaN|undefined|Infinity", str(told))
 
 
 def test_ten_slides_load_nothing():

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -73,6 +73,7 @@ def test_a_claim_about_a_mean_is_judged_by_its_whole_interval(values, mark, outc
     assert ("4 data sets would decide" in words) == (len(values) > 1 and outcome == "not shown")
 
 
+@settings(max_examples=20)
 @given(st.lists(st.floats(-5, 5), min_size=1, max_size=6), st.integers(1, 9), st.floats(-5, 5))
 def test_more_places_of_a_data_set_say_nothing_new(values, places, mark):
     """Else one could prove anything by more budgets of the same images."""
@@ -81,6 +82,7 @@ def test_more_places_of_a_data_set_say_nothing_new(values, places, mark):
     assert verdicts.over_data_sets(again, mark)[0] == verdicts.over_data_sets(once, mark)[0]
 
 
+@settings(max_examples=20)
 @given(st.lists(st.floats(-5, 5), min_size=2, max_size=9), st.floats(-5, 5))
 def test_so_many_places_decide_as_are_said_to(values, mark):
     needed = verdicts.would_decide(values, mark)
