@@ -25,6 +25,10 @@ def pytest_collection_finish(session):
     gc.freeze()
 
 
+def pytest_unconfigure():
+    gc.unfreeze()
+
+
 def pytest_terminal_summary(terminalreporter):
     """CPU time, which a busy machine hardly changes, in units of a computation like those of the tests."""
     spent, start = sum(os.times()[:4]), time.process_time()

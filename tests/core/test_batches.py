@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from twins import PRESETS, by_hand, flat, steps
 
@@ -55,6 +55,7 @@ RECORDS = st.recursive(
 )
 
 
+@settings(max_examples=50)
 @given(records=st.lists(RECORDS, max_size=8), size=st.integers(1, 4), data=st.data())
 def test_each_record_comes_out_as_it_went_in(records, size, data):
     """Whatever the others are, in pieces too, and after it was sent to a process."""

@@ -152,10 +152,9 @@ def test_epsilon_agrees_with_dp_accounting(looking):
     composed = RdpAccountant()
     if len(looking) < 20:
         composed.compose(SelfComposedDpEvent(plain, 20 - len(looking)))
-    if looking:
-        votes = GaussianDpEvent(split.sigma_loss / math.sqrt(10))
-        both = ComposedDpEvent([GaussianDpEvent(split.sigma_gradient_probe), votes])
-        composed.compose(SelfComposedDpEvent(PoissonSampledDpEvent(0.1, both), len(looking)))
+    votes = GaussianDpEvent(split.sigma_loss / math.sqrt(10))
+    both = ComposedDpEvent([GaussianDpEvent(split.sigma_gradient_probe), votes])
+    composed.compose(SelfComposedDpEvent(PoissonSampledDpEvent(0.1, both), len(looking)))
     assert split.epsilon == pytest.approx(composed.get_epsilon(1e-5), rel=5e-3)
     assert 0.999 * 2 < split.epsilon <= 2 and split.guarantee
 

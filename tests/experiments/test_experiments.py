@@ -34,10 +34,13 @@ def test_a_cell_is_reproducible_and_never_trained_twice(tmp_path, monkeypatch):
     "spec",
     [
         QUICK,
-        Spec(method="adaptive", epsilon=1.0, learning_rate=0.01, clipping_threshold=0.1, steps=12),
         *(
-            pytest.param(Spec(method=name, learning_rate=1.0, epsilon=math.inf, steps=12), marks=pytest.mark.whole)
-            for name in ("prodigy", "dadaptation")
+            pytest.param(spec, marks=pytest.mark.whole)
+            for spec in (
+                Spec(method="adaptive", epsilon=1.0, learning_rate=0.01, clipping_threshold=0.1, steps=12),
+                Spec(method="prodigy", learning_rate=1.0, epsilon=math.inf, steps=12),
+                Spec(method="dadaptation", learning_rate=1.0, epsilon=math.inf, steps=12),
+            )
         ),
     ],
     ids=lambda spec: spec.method,

@@ -6,19 +6,14 @@ bytes. Nothing in it is executed, and no name leads out of the folder it is unpa
 
 from __future__ import annotations
 
-import ast
 import io
-import json
 import lzma
 import os
 import re
 import tarfile
 import uuid
-from collections.abc import Container, Mapping
+from collections.abc import Container
 from pathlib import Path
-from typing import Any
-
-import pandas as pd
 
 from hyfreedp.experiments.store.files import replacing
 from hyfreedp.experiments.store.paths import workspace
@@ -61,24 +56,6 @@ def read(path: Path) -> dict[str, bytes]:
                 raise ValueError(f"{path} must hold runs only, named <16 hex digits>.json or .csv, not {member.name!r}")
             found[member.name] = content.read()
     return found
-
-
-def run_of(files: Mapping[str, bytes], **fields: Any) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Steps, as ``optimizer.history`` has them, and record of the first run whose spec has these fields.
-
-    Raises:
-        KeyError: there is none.
-    """
-    for name in sorted(name for name in files if name.endswith(".json")):
-        record = json.loads(files[name])
-        if fields.items() <= record["spec"].items():
-            break
-    else:
-        raise KeyError(f"the archive has no run with {fields}")
-    steps = pd.read_csv(io.BytesIO(files[f"{Path(name).stem}.csv"])).to_dict("records")
-    rows = [{str(key): value for key, value in row.items() if value == value} for row in steps]  # but for NaN
-    texts = {"rates", "margins"}  # of tuples
-    return [row | {key: ast.literal_eval(row[key]) for key in texts & row.keys()} for row in rows], record
 
 
 def unpack(files: dict[str, bytes], cells: Path) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import matplotlib.pyplot as plt
 import pandas as pd
 import seaborn as sns
-from IPython.display import HTML, Markdown, display
+from IPython.display import HTML
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
@@ -89,13 +89,6 @@ def legend_below(axis: Axes, **choices: Any) -> None:
     below = axis.transAxes + ScaledTranslation(0, -0.5, axis.figure.dpi_scale_trans)
     place: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.5, 0), "bbox_transform": below}
     axis.legend(**place | {"fontsize": "small"} | choices)
-
-
-def what_to_see(lines: Sequence[str], note: str = "") -> None:
-    """Show the findings under a figure, a line each, behind a fold, so that readers look first; ``note`` is on all."""
-    items = "\n".join(f"* {line.rstrip('.')}." for line in lines)
-    heading = f"What to see ({note})" if note else "What to see"
-    display(Markdown(f"<details><summary>{heading}</summary>\n\n{items}\n\n</details>"))
 
 
 def use_style() -> None:
