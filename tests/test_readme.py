@@ -96,7 +96,6 @@ def text_table(rows):
 def test_the_looks_are_those_of_the_record():
     today = pd.read_csv(ROOT / "data" / "results" / "laptop" / "looks.csv")
     page = (ROOT / "docs" / "step_rule.md").read_text(encoding="utf-8")
-    assert looks.markdown(today) in RESULTS
     assert all(looks.sentence(today) in re.sub(r"\s+", " ", text) for text in (README, page))
 
 

@@ -76,18 +76,6 @@ def differences(found: pd.DataFrame, today: pd.DataFrame) -> pd.DataFrame:
     return rest.reset_index()[[*PLACE, "seed", "contender", "points"]]
 
 
-def markdown(today: pd.DataFrame) -> str:
-    """The table of docs/results-accuracy.md: percent of the search, and points from it."""
-    table = gaps(places(), today)
-    lines = ["| Task, model | base | T | epsilon | best of the search | by signs | 0.1.0's votes | 0.02, linear |"]
-    lines.append("|" + " --- |" * 8)
-    for (task, model, tuning, base, steps, epsilon), row in table.iterrows():
-        name = f"{task}, {model}" + (f", {tuning}" if tuning != "full" else "")
-        points = [f"{row[one]:+.1f}" if row[one] == row[one] else "" for one in ("today", "robust", "0.02, linear")]
-        lines.append(f"| {' | '.join([name, base, str(steps), f'{epsilon:g}', f'{row.best:.1f}', *points])} |")
-    return "\n".join(lines)
-
-
 def sentence(today: pd.DataFrame) -> str:
     """What the README says of preset robust."""
     row = summary(gaps(places(), today)).loc["today"]
