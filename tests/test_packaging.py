@@ -21,6 +21,8 @@ LAYERS = [
     {"noise", "accounting", "data.batches", "processes.group", "pytorch", "pytorch.wrapper", "pytorch.base_optimizer"},
     {"privatize", "auditing", "curvefit", "noise.random_states", "gradients.guard", "pytorch.records"},
     {"gradients.functorch", "gradients.per_sample", "gradients.clipping", "gradients.validate", "gradients.attention"},
+    {"gradients.operations", "gradients.pieces"},
+    {"gradients.isolation"},
     {"gradients.mapped", "gradients.convolution", "gradients.recurrent", "gradients.batch_norm"},
     {"gradients.rules", "processes.same_records", "pytorch.checkpoint"},
     {"gradients.normalization"},

@@ -9,115 +9,29 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from hyfreedp.data.batches import Group, Loss, PhysicalBatchSize, groups_of, pieces
+from hyfreedp.data.batches import Loss
 from hyfreedp.errors import Refused
 from hyfreedp.gradients import normalization, rules  # noqa: F401, registers them
 from hyfreedp.gradients.clipping import Clipping, bounded_factors
 from hyfreedp.gradients.guard import ModelGuard
-from hyfreedp.gradients.mapped import (
-    NO_GRADIENT,
-    DecisionsChanged,
-    DecisionsDiffer,
-    Gradients,
-    Pass,
-    Path,
-    SingleSample,
-    TooLarge,
-    bits,
-    explained,
-)
+from hyfreedp.gradients.isolation import SingleSample
+from hyfreedp.gradients.mapped import Gradients, Pass
 from hyfreedp.gradients.per_sample import MEMORY_BUDGET, Instantiated, instantiate_inexact, norms_of, widened
+from hyfreedp.gradients.pieces import Begin, Decisions, Partition, Piece, Regroup
 from hyfreedp.pytorch.devices import without_autocast
 from hyfreedp.pytorch.layers import parameters_of
 
-
-@dataclass(frozen=True, eq=False)
-class Piece:
-    """Samples that are mapped together.
-
-    Attributes:
-        group: the samples.
-        path: their common answers to the first decisions of Python.
-        origin: the piece from which these samples were split off, and their positions in it.
-        wanted: positions of the samples whose results count, in a piece that is repeated with its old random numbers.
-        name: names these random numbers; None for the piece's own.
-    """
-
-    group: Group
-    path: Path = ()
-    origin: tuple[Piece, Tensor] | None = None
-    wanted: Tensor | None = None
-    name: tuple[int, int] | None = None
-
-    @property
-    def rows(self) -> Tensor:
-        """Positions in the batch of the samples whose results count."""
-        return self.group.rows if self.wanted is None else self.group.rows[self.wanted]
-
-    @property
-    def stream(self) -> tuple[int, int]:
-        """The name of its random numbers: position of its first sample, and number of known decisions."""
-        return self.name or (int(self.group.rows[0]), len(self.path))
-
-    def split(self, difference: DecisionsDiffer) -> list[Piece]:
-        """One piece for each answer, whose path ends with that answer."""
-        answers, inverse = bits(difference.answers).unique(dim=0, return_inverse=True)
-        positions = [(inverse == k).nonzero()[:, 0].cpu() for k in range(len(answers))]
-        parts = []
-        for chosen in reversed(positions):
-            path = (*difference.path, difference.answers[chosen[0]])
-            if self.wanted is None:
-                parts.append(Piece(self.group.take(chosen), path, origin=(self, chosen)))
-            else:
-                parts.append(replace(self, path=path, wanted=self.wanted[chosen]))
-        return parts
-
-    def again(self) -> Piece:
-        """The piece from which it was split off, with only its own samples ``wanted`` and the same random numbers.
-
-        So a sample whose decisions depend on random numbers keeps those from which its answers came, in any batch.
-        """
-        if self.origin is None:
-            raise Refused(
-                "a decision of Python depends on random numbers, among samples that are too many for the memory: set "
-                "max_physical_batch_size"
-            )
-        origin, positions = self.origin
-        return Piece(origin.group, self.path, wanted=positions, name=origin.stream)
-
-
-@dataclass
-class Partition:
-    """The samples of a batch, divided into pieces, which a pass replaces by smaller ones if it must split them."""
-
-    pieces: list[Piece]
-
-    @classmethod
-    def of(cls, batch: Any, size: PhysicalBatchSize = None) -> Partition:
-        """A batch in pieces of at most ``size`` samples."""
-        return cls([Piece(group) for group in pieces(groups_of(batch), size)])
-
-    def in_order(self, parts: Sequence[Tensor], device: torch.device) -> Tensor:
-        """Values of each piece's samples, joined in the order of the batch, shape ``(B,)``."""
-        if not parts:
-            return torch.zeros(0, dtype=torch.float64, device=device)
-        joined = torch.cat(list(parts))
-        if len(parts) == 1:
-            return joined
-        rows = torch.cat([piece.rows for piece in self.pieces])
-        return joined[rows.argsort().to(device, non_blocking=True)]
-
-
-# Seeds the random numbers of a piece (attempt 0), or of a sample that is computed alone (attempts 1, 2, ...).
-Begin = Callable[[Piece, int], None]
-_MAX_ATTEMPTS = 50
+_NO_GRADIENT = (
+    "loss must have a gradient by the model's parameters: is it under no_grad, detached, or by another model?"
+)
+_MAX_ATTEMPTS = 50  # of a sample alone, to decide as its piece did
 
 
 class GradientEngine:
@@ -132,8 +46,6 @@ class GradientEngine:
         sensitivity: the clipping's at the last :meth:`clear`, so that all pieces of a batch and the noise use the same.
         memory_budget: bytes that gradients, or copies of parameters, of samples mapped together may take.
         fallback_reason: why samples were last computed one at a time; None if they never were.
-        computed_alone: the samples of the last pass that were.
-        decided: whether Python saw anything of the samples of the last pass: decisions, or values beside tensors.
         guard: refuses losses that write into the model.
     """
 
@@ -142,11 +54,8 @@ class GradientEngine:
         self.sensitivity = clipping.sensitivity
         self.memory_budget = memory_budget
         self.fallback_reason: str | None = None
-        self.computed_alone: list[Piece] = []
-        self.decided = False
         self.guard = ModelGuard(module)
         self._own_factories = False
-        self._path: Path = ()  # of the last map, up to its end or error
         self._sums: dict[nn.Parameter, Tensor] = {}
 
     @property
@@ -174,9 +83,14 @@ class GradientEngine:
         ValueError if the loss is refused (:class:`~hyfreedp.errors.Refused`). A warning says once that samples are
         computed one at a time.
         """
-        partition = batch if isinstance(batch, Partition) else Partition.of(batch)
+        partition = Partition.of(batch)
         losses, norms = [], []
         for rows, values, gradients in self._each(loss, partition, begin, self._trained()):
+            if not gradients:
+                raise Refused(
+                    "loss must have a gradient by the model's parameters: is it under no_grad, detached, or by another "
+                    "model?"
+                )
             chosen = None if weights is None else weights[rows.to(weights.device, non_blocking=True)]
             losses.append(values.detach())
             norms.append(self._add_clipped(gradients, values, chosen))
@@ -185,7 +99,7 @@ class GradientEngine:
     @torch.no_grad()
     def losses(self, loss: Loss, batch: Any, *, begin: Begin = lambda *_: None) -> Tensor:
         """Losses (B,) at the current weights, without gradients; arguments as for :meth:`add`."""
-        partition = batch if isinstance(batch, Partition) else Partition.of(batch)
+        partition = Partition.of(batch)
         return partition.in_order([values for _, values, _ in self._each(loss, partition, begin)], self.device)
 
     def reproduces(self, loss: Loss, partition: Partition, losses: Tensor, begin: Begin) -> bool:
@@ -193,12 +107,12 @@ class GradientEngine:
 
         It has not if code keeps what it learns of a sample, from a decision or a sample alone, and uses it later.
         """
-        piece = min(self.computed_alone or partition.pieces, key=lambda piece: len(piece.rows))
-        if self.computed_alone:
+        piece = min(partition.alone or partition.pieces, key=lambda piece: len(piece.rows))
+        if partition.alone:
             again, _ = self._alone(loss, piece, begin)
         else:  # with the trained parameters, so that rounding is the same
             begin(piece, 0)
-            again, _ = self._mapped(loss, piece, self._trained(), backward=False)
+            again, _ = self._mapped(loss, piece, Decisions(piece.path, piece.wanted), self._trained(), backward=False)
         return torch.allclose(again.to(losses), losses[piece.rows.to(losses.device)], rtol=1e-4, equal_nan=True)
 
     def clipped_sums(self, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
@@ -207,9 +121,8 @@ class GradientEngine:
         return [self._sums[p].to(t) if p in self._sums else torch.zeros_like(p, dtype=t) for p, t in wide.items()]
 
     def clear(self) -> None:
-        """Delete the raw sums and all that is known of the last pass, and take over the clipping's sensitivity."""
+        """Delete the raw sums, and take over the clipping's sensitivity."""
         self._sums.clear()
-        self.computed_alone, self.decided = [], False
         self.sensitivity = self.clipping.sensitivity
 
     # -- pieces --------------------------------------------------------------------------------------------------------
@@ -221,24 +134,16 @@ class GradientEngine:
 
         Pieces are split where necessary; the pieces that were computed become the partition's.
         """
-        todo: list[Piece] = partition.pieces[::-1]
-        done: list[Piece] = []
-        self.computed_alone, self.decided = [], False
+        todo, done = partition.pieces[::-1], []
+        partition.alone, partition.decided = [], False
         while todo:
             piece, result = todo.pop(), None
+            decisions = Decisions(piece.path, piece.wanted)
             begin(piece, 0)
             try:
-                result = self._mapped(loss, piece, trained)
-            except DecisionsDiffer as difference:
-                todo += piece.split(difference)
-                continue
-            except DecisionsChanged:
-                todo.append(piece.again())
-                continue
-            except TooLarge as error:
-                positions = torch.arange(len(piece.group)) if piece.wanted is None else piece.wanted
-                parts = positions.split(error.size)
-                todo += [Piece(piece.group.take(part), piece.path) for part in reversed(parts)]
+                result = self._mapped(loss, piece, decisions, trained)
+            except Regroup as regroup:
+                todo += regroup.pieces(piece)
                 continue
             except (Refused, torch.OutOfMemoryError, MemoryError):
                 raise
@@ -249,65 +154,58 @@ class GradientEngine:
                     continue
                 reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
             done.append(piece)
+            partition.decided = partition.decided or bool(decisions.path) or piece.group.has_values
             if result is not None:
                 yield piece.rows, *result
                 continue
             with self.guard.unchanged(by_value=True):
-                for i in range(len(piece.group)) if piece.wanted is None else piece.wanted.tolist():
-                    one = Piece(piece.group.take(slice(i, i + 1)), self._path)
+                for i in piece.positions.tolist():
+                    one = Piece(piece.group.take(slice(i, i + 1)), decisions.path)
                     yield one.rows, *self._alone(loss, one, begin, trained)  # a wrong loss raises its error again
-                    self.computed_alone.append(one)
-            self._note_fallback(reason)
+                    partition.alone.append(one)
+            if self.fallback_reason is None:
+                warnings.warn(
+                    "samples are computed one at a time, which is exact and slow, since the loss does what cannot be "
+                    f"mapped over them: {reason}. See docs/models.md",
+                    stacklevel=6,
+                )
+            self.fallback_reason = reason
         partition.pieces = done
 
     def _trained(self) -> list[nn.Parameter]:
         return [p for p in parameters_of(self.module) if p.requires_grad]
 
     def _mapped(
-        self, loss: Loss, piece: Piece, trained: Sequence[nn.Parameter], *, backward: bool = True
+        self, loss: Loss, piece: Piece, decisions: Decisions, trained: Sequence[nn.Parameter], *, backward: bool = True
     ) -> tuple[Tensor, Gradients]:
         """Losses (n,) and gradients of a piece by one map."""
-        group, wanted = piece.group, piece.wanted
-        one_pass = Pass(
-            trained,
-            len(group),
-            path=piece.path,
-            wanted=wanted,
-            memory_budget=self.memory_budget,
-            own_factories=self._own_factories,
-        )
-        try:
-            with self.guard.unchanged():
-                losses = one_pass.losses(lambda tensors: one_number(loss(group.record(tensors))), group.tensors)
-                gradients = one_pass.gradients(losses) if trained and backward else {}
-        finally:
-            self._path = one_pass.path
-            self.decided = self.decided or bool(one_pass.path) or group.has_values
-        if wanted is None:
+        group, budget = piece.group, self.memory_budget
+        one_pass = Pass(trained, len(group), decisions, memory_budget=budget, own_factories=self._own_factories)
+        with self.guard.unchanged():
+            losses = one_pass.losses(lambda tensors: one_number(loss(group.record(tensors))), group.tensors)
+            gradients = one_pass.gradients(losses) if trained and backward else {}
+        if piece.wanted is None:
             return losses, gradients
-        chosen = torch.zeros(len(group), dtype=torch.bool).index_fill(0, wanted, True).to(losses.device)
+        chosen = torch.zeros(len(group), dtype=torch.bool).index_fill(0, piece.wanted, True).to(losses.device)
         return losses[chosen], {p: g.select(chosen) for p, g in gradients.items()}
 
     def _alone(
         self, loss: Loss, piece: Piece, begin: Begin, trained: Sequence[nn.Parameter] = ()
     ) -> tuple[Tensor, Gradients]:
         """The loss (1,) and gradients of a piece of one sample, by plain autograd."""
-        for attempt in range(1, _MAX_ATTEMPTS + 1):  # until its decisions are those of its path
+        for attempt in range(1, _MAX_ATTEMPTS + 1):
             begin(piece, attempt)
-            try:
-                with self.guard.unchanged(), SingleSample(piece.path if attempt < _MAX_ATTEMPTS else ()) as mode:
+            decisions = Decisions(piece.path if attempt < _MAX_ATTEMPTS else ())
+            with suppress(Regroup):  # until its decisions are those of its path
+                with self.guard.unchanged(), SingleSample(decisions) as mode:
                     tensors = [mode.mark(t[0].clone()) for t in piece.group.tensors]  # a loss may write into them
                     value = one_number(loss(piece.group.record(tensors)))[None]
                 break
-            except DecisionsChanged:
-                pass
-        if not trained:
+        if not trained or not value.requires_grad:
             return value.detach(), {}
-        with self.guard.unchanged(), explained():
-            gradients = torch.autograd.grad(value, trained, allow_unused=True) if value.requires_grad else ()
-        if all(g is None for g in gradients):
-            raise Refused(NO_GRADIENT)
-        return value, {p: Instantiated(g[None]) for p, g in zip(trained, gradients, strict=True) if g is not None}
+        with self.guard.unchanged():
+            found = zip(trained, _plain_gradients(value, trained), strict=True)
+        return value.detach(), {p: Instantiated(g[None]) for p, g in found if g is not None}
 
     def _add_clipped(self, gradients: Gradients, losses: Tensor, weights: Tensor | None) -> Tensor:
         """Add sum_i w_i c_i g_i to the sums; returns the norms (n,). Empties ``gradients``, to free memory early.
@@ -330,14 +228,19 @@ class GradientEngine:
                 self._sums[p] = self._sums[p].double().add_(added) if p in self._sums else widened(added).contiguous()
         return norms
 
-    def _note_fallback(self, reason: str) -> None:
-        if self.fallback_reason is None:
-            warnings.warn(
-                f"samples are computed one at a time, which is exact and slow, since the loss does what cannot be "
-                f"mapped over them: {reason}. See docs/models.md",
-                stacklevel=7,
-            )
-        self.fallback_reason = reason
+
+def _plain_gradients(loss: Tensor, trained: Sequence[nn.Parameter]) -> Sequence[Tensor | None]:
+    """Gradients of one loss; if the model uses reentrant checkpointing, a ValueError says what to do."""
+    try:
+        return torch.autograd.grad(loss, trained, allow_unused=True)
+    except RuntimeError as error:
+        if "checkpoint" not in str(error).lower() or ".grad()" not in str(error):
+            raise
+        raise ValueError(
+            "the model uses reentrant checkpointing, in whose backward pass no per-sample gradients can be taken: pass "
+            "use_reentrant=False to torch.utils.checkpoint, or to transformers' gradient_checkpointing_enable "
+            "gradient_checkpointing_kwargs={'use_reentrant': False}"
+        ) from error
 
 
 def one_number(value: Any) -> Tensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import io
 import operator
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -48,26 +48,30 @@ class ModelGuard:
         scripts = torch.jit.ScriptModule  # these keep their attributes elsewhere
         contents = {layer: _contents(layer) for layer in layers if not isinstance(layer, scripts)}
         extra = {layer: _pickled(layer) for layer in layers if _defines(layer, "get_extra_state")}
-        buffers, parameters = _tensors(layers, "_buffers"), _tensors(layers, "_parameters")
-        tensors = buffers | parameters
-        copies = {place: t.detach().clone() for place, t in (tensors if by_value else buffers).items()}
-        versions = [tensor._version for tensor in tensors.values()]
-        require_gradients = [tensor.requires_grad for tensor in parameters.values()]
+        buffers, parameters = (
+            {(layer, name): t for layer in layers for name, t in getattr(layer, kind).items() if t is not None}
+            for kind in ("_buffers", "_parameters")
+        )
+        versions = [(place, t, t._version) for place, t in (buffers | parameters).items()]
+        copies = {place: t.detach().clone() for place, t in (buffers | parameters if by_value else buffers).items()}
+        require_gradients = [(p, p.requires_grad) for p in parameters.values()]
         try:
             yield
         finally:
-            changed = _put_back(contents) + _put_back_extra(extra)
-            for tensor, required in zip(parameters.values(), require_gradients, strict=True):
-                tensor.requires_grad_(required)
-            for (place, tensor), version in zip(tensors.items(), versions, strict=True):
-                if tensor._version == version and not (place in copies and _bits_differ(tensor, copies[place])):
-                    continue
+            changed = [place for layer in contents for place in _put_back(layer, *contents[layer])]
+            changed += [(layer, "get_extra_state()") for layer in extra if _put_back_extra(layer, *extra[layer])]
+            for p, required in require_gradients:
+                p.requires_grad_(required)
+            for place, tensor, version in versions:
                 layer, name = place
-                if name in layer._non_persistent_buffers_set:
-                    layer._buffers[name] = copies[place]  # a backward pass may need the values of the other tensor
+                before = copies.get(place)
+                if tensor._version == version and (before is None or not _bits_differ(tensor, before)):
                     continue
-                if place in copies:
-                    tensor.data.copy_(copies[place])
+                if name in layer._non_persistent_buffers_set:
+                    layer._buffers[name] = before  # a backward pass may need the values of the other tensor
+                    continue
+                if before is not None:
+                    tensor.data.copy_(before)
                 changed.append(place)
         if changed:
             paths = {layer: path for path, layer in self._module.named_modules()}
@@ -75,9 +79,8 @@ class ModelGuard:
             raise Refused(
                 "the forward pass in train mode changed these buffers or parameters of the model: "
                 f"{listed(names)}, which would publish raw data with the state_dict (undone but for what a script "
-                "of samples that are mapped wrote into a parameter). Call "
-                ".eval() of what keeps statistics, or replace it by a layer without; register a cache with "
-                "persistent=False"
+                "of samples that are mapped wrote into a parameter). Call .eval() of what keeps statistics, or replace "
+                "it by a layer without; register a cache with persistent=False"
             )
 
 
@@ -88,44 +91,29 @@ def _contents(layer: nn.Module) -> Contents:
     return attributes, {name: (v, v.copy() if v else ()) for name, v in containers.items()}
 
 
-def _put_back(contents: dict[nn.Module, Contents]) -> list[Place]:
+def _put_back(layer: nn.Module, attributes: dict[str, Any], containers: dict[str, tuple[Any, Any]]) -> list[Place]:
     """Restore attributes and their contents; returns parameters, persistent buffers and layers that were replaced."""
-    changed = []
-    for layer, (attributes, containers) in contents.items():
-        now = vars(layer)
-        for name, (container, before) in containers.items():
-            here = now.get(name, ())
-            if name in _REGISTRIES and not _same_contents(here, before):
-                old, new = dict(before), dict(here)
-                names = [name for name in old | new if old.get(name) is not new.get(name)]
-                changed += [(layer, name) for name in names if name not in layer._non_persistent_buffers_set]
-            if not _same_contents(container, before):
-                container.clear()
-                if isinstance(container, list):
-                    container.extend(before)
-                else:
-                    container.update(before)
-        if not _same_contents(now, attributes):
-            now.clear()
-            now.update(attributes)
-    return changed
+    now, changed = vars(layer), []
+    for name, (container, before) in containers.items():
+        if name in _REGISTRIES and not _same_contents(here := now.get(name, ()), before):
+            old, new = dict(before), dict(here)
+            changed += [(layer, name) for name in old | new if old.get(name) is not new.get(name)]
+        if not _same_contents(container, before):
+            container.clear()
+            (container.extend if isinstance(container, list) else container.update)(before)
+    if not _same_contents(now, attributes):
+        now.clear()
+        now.update(attributes)
+    return [(layer, name) for layer, name in changed if name not in layer._non_persistent_buffers_set]
 
 
 def _same_contents(here: Any, before: Any) -> bool:
-    """Whether two lists, sets or dictionaries hold the same objects, in the same order but for sets."""
+    """Whether two lists, sets or dictionaries hold the same objects, in the same order."""
     if not here or not before:
         return not here and not before
-    if len(here) != len(before):
+    if len(here) != len(before) or not all(map(operator.is_, here, before)):  # of a dictionary these are the keys
         return False
-    if isinstance(here, set):
-        return bool(here == before)
-    same = all(map(operator.is_, here, before))  # of a dictionary these are the keys
-    return same and not (isinstance(here, dict) and any(map(operator.is_not, here.values(), before.values())))
-
-
-def _tensors(layers: Iterable[nn.Module], registry: str) -> dict[Place, Tensor]:
-    """The tensors in "_buffers" or "_parameters" of the layers."""
-    return {(layer, name): t for layer in layers for name, t in getattr(layer, registry).items() if t is not None}
+    return not isinstance(here, dict) or all(map(operator.is_, here.values(), before.values()))
 
 
 def _bits_differ(one: Tensor, other: Tensor) -> bool:
@@ -139,13 +127,12 @@ def _bits_differ(one: Tensor, other: Tensor) -> bool:
     return not torch.equal(*bits)
 
 
-def _put_back_extra(before: dict[nn.Module, tuple[Any, bytes]]) -> list[Place]:
-    """Restore extra states of layers that have ``set_extra_state``; returns all that were changed."""
-    changed = [layer for layer, (_, mark) in before.items() if _pickled(layer)[1] != mark]
-    for layer in changed:
+def _put_back_extra(layer: nn.Module, state: Any, pickled: bytes) -> bool:
+    """Whether a layer's extra state was changed; restores it if the layer has ``set_extra_state``."""
+    if changed := _pickled(layer)[1] != pickled:
         if _defines(layer, "set_extra_state"):
-            layer.set_extra_state(before[layer][0])
-    return [(layer, "get_extra_state()") for layer in changed]
+            layer.set_extra_state(state)
+    return changed
 
 
 def _defines(layer: nn.Module, method: str) -> bool:

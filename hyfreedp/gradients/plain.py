@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from hyfreedp.errors import Refused
-from hyfreedp.gradients.engine import Partition, Piece
 from hyfreedp.gradients.mapped import Pass
+from hyfreedp.gradients.pieces import Partition, Piece
 from hyfreedp.gradients.step_batch import StepBatch
 from hyfreedp.noise.random_states import random_states_of
 from hyfreedp.pytorch.layers import eval_mode, layers_of

@@ -11,8 +11,8 @@ from torch import Tensor
 from hyfreedp.checks import check_function, check_weights
 from hyfreedp.data.batches import Loss, PhysicalBatchSize, Records
 from hyfreedp.errors import Refused
-from hyfreedp.gradients.engine import Begin, GradientEngine, Partition, Piece, one_number
-from hyfreedp.gradients.mapped import SEEDED
+from hyfreedp.gradients.engine import GradientEngine, one_number
+from hyfreedp.gradients.pieces import Begin, Partition, Piece
 from hyfreedp.noise import NoiseGenerator
 from hyfreedp.noise.random_states import random_states_kept, seed_random_states
 
@@ -112,8 +112,8 @@ class StepBatch:
 
         Checked always if samples were computed alone, where it costs little; for a share of the batches with decisions.
         """
-        checks = bool(self._engine.computed_alone)
-        if not checks and self._engine.decided:
+        checks = bool(partition.alone)
+        if not checks and partition.decided:
             checks = float(self._generator.child("memory").uniform(1)) < _MEMORY_CHECK_SHARE
         if checks and not self._engine.reproduces(function, partition, values, begin):
             raise Refused(
@@ -123,16 +123,7 @@ class StepBatch:
 
 
 def _of_sample(function: Loss, owners: bool) -> Loss:
-    """A loss or weight function of a sample, from one of a record; it refuses to seed torch's random numbers."""
-
-    def of_sample(sample: Any) -> Tensor:
-        seed = torch.initial_seed()
-        if owners:
-            value = torch.stack([one_number(function(record)) for record in sample]).mean()
-        else:
-            value = function(sample)
-        if torch.initial_seed() != seed:
-            raise Refused(SEEDED)
-        return value
-
-    return of_sample
+    """A loss or weight function of a sample, from one of a record: an owner's is the mean over its records."""
+    if not owners:
+        return function
+    return lambda records: torch.stack([one_number(function(record)) for record in records]).mean()

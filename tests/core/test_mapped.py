@@ -16,7 +16,7 @@ from twins import Built
 
 from hyfreedp.errors import Refused
 from hyfreedp.gradients import AutomaticClipping, make_engine
-from hyfreedp.gradients.engine import Partition, Piece
+from hyfreedp.gradients.pieces import Partition, Piece
 
 Loss = Callable[..., Tensor]
 looping = pytest.mark.filterwarnings("ignore:samples are computed one at a time:UserWarning")

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from hyfreedp import HyFreeDPOptimizer, PrivacyEngine
 from hyfreedp.gradients import AutomaticClipping
-from hyfreedp.gradients.engine import Partition
+from hyfreedp.gradients.pieces import Partition
 
 _TOLERANCE = 1e-6  # of relative differences, which double precision leaves below 1e-8
 _ROUNDS = 7

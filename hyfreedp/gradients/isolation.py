@@ -1,0 +1,73 @@
+"""Modes around a loss in which tensors are marked as of these samples, and those of others are refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
+
+from hyfreedp.errors import Refused
+from hyfreedp.gradients.operations import DECISIONS, asked, tensors_in, written
+from hyfreedp.gradients.pieces import Decisions
+
+
+class Isolated(TorchFunctionMode):
+    """What the loss of samples mapped together, and of one alone, may not do; ``decisions`` are their answers."""
+
+    def __init__(self, decisions: Decisions) -> None:
+        super().__init__()
+        self.decisions = decisions
+        self._mark, self._seed = object(), torch.default_generator.initial_seed()
+
+    def mark(self, t: Any) -> Any:
+        """Mark a tensor as of these samples; returns it."""
+        t._made_in = self._mark
+        return t
+
+    def is_own(self, t: Tensor) -> bool:
+        """Whether a tensor is of these samples; Refused if it is of others."""
+        made_in = getattr(t, "_made_in", None)
+        if made_in is not None and made_in is not self._mark:
+            raise Refused(
+                "the loss uses a tensor of another pass, which holds other records: let loss and model keep nothing of "
+                "a batch (a cache, a memory, the last output) from one call to the next"
+            )
+        return made_in is not None
+
+    def check_random_numbers(self, kwargs: dict[str, Any]) -> None:
+        """Refuse random numbers that do not come from the run's key."""
+        if torch.default_generator.initial_seed() != self._seed:
+            raise Refused(
+                "torch's random numbers were seeded while a loss was computed, by it or by another thread: whoever "
+                "knows the seed knows dropout's masks. Seed nothing in the loss; numbers come from the run's key"
+            )
+        if kwargs.get("generator") is not None:
+            raise Refused(
+                "the loss draws from a random generator of its own, which remembers how much was drawn for other "
+                "records: draw from the global generators of torch, NumPy or Python, whose numbers come from the run's "
+                "key"
+            )
+
+
+class SingleSample(Isolated):
+    """A mode around the loss of one sample that is computed alone."""
+
+    def mark(self, t: Any) -> Any:
+        # Parameters are all samples' own: ModelGuard compares them, and puts them back.
+        return super().mark(t) if isinstance(t, Tensor) and not isinstance(t, nn.Parameter) else t
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
+        kwargs = kwargs or {}
+        self.check_random_numbers(kwargs)
+        if not any([self.is_own(t) for t in tensors_in(*args, *kwargs.values())]):
+            return func(*args, **kwargs)
+        if func in DECISIONS and self.decisions.path:
+            self.decisions.answer(asked(func, *args)[1][None])
+        result = func(*args, **kwargs)
+        for t in written(func, args, kwargs):
+            self.mark(t)
+            self.mark(t._base)  # of which it may be a view
+        return tree_map(self.mark, result)

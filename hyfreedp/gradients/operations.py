@@ -1,0 +1,90 @@
+"""What is known of torch's operations: which ask for a value, make a tensor, write, or cannot be mapped."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload, OpOverloadPacket
+from torch.utils._pytree import tree_leaves
+
+
+def _named(names: str, *of: Any) -> set[Any]:
+    return {getattr(one, name) for one in of for name in names.split()}
+
+
+def _attributes(names: str) -> set[Any]:
+    return {getattr(Tensor, name).__get__ for name in names.split()}
+
+
+DECISIONS = _named("__bool__ item __int__ __float__ __index__ __complex__ tolist is_nonzero __contains__", Tensor)
+FACTORIES = _named("zeros ones full empty tensor arange eye linspace", torch)
+FACTORIES |= _named("zeros_like ones_like full_like empty_like", torch)
+FACTORIES |= _named("new_zeros new_ones new_full new_empty new_tensor", Tensor)
+METADATA = _attributes("shape dtype device ndim layout")
+METADATA |= _named("size dim numel is_floating_point __len__", Tensor)
+MEMORY_LAYOUT = _named("stride is_contiguous storage_offset", Tensor)
+HAS_GRADIENT = Tensor.requires_grad.__get__  # type: ignore[attr-defined]
+REQUIRES_GRADIENT = {HAS_GRADIENT, Tensor.requires_grad.__set__, Tensor.requires_grad_}  # type: ignore[attr-defined]
+_REACHES_MEMORY = _attributes("data _base") | _named("numpy __array__ __repr__ __format__ __reduce_ex__", Tensor)
+_MISMAPPED = set(  # names of functions that vmap maps wrongly
+    "resize_ resize_as_ as_strided as_strided_ as_strided_copy set_ select_scatter linear_cross_entropy "
+    "quantize_per_tensor quantize_per_tensor_dynamic quantize_per_channel _is_all_true _is_any_true".split()
+)
+_TORCH_NAMESPACES = ("aten", "prims", "prim", "profiler")
+
+
+def tensors_in(*values: Any) -> list[Tensor]:
+    """The tensors among values, including those in lists, tuples and dictionaries."""
+    tensors = []
+    for value in values:
+        if isinstance(value, Tensor):
+            tensors.append(value)
+        elif isinstance(value, (tuple, list, dict)):
+            tensors += [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
+    return tensors
+
+
+def asked(func: Any, x: Tensor, *arguments: Any) -> tuple[Any, Tensor, tuple[Any, ...]]:
+    """The function, tensor and arguments with which one of the ``DECISIONS`` asks for a tensor's value."""
+    if func is Tensor.__contains__:
+        return Tensor.__bool__, (x == arguments[0]).any(), ()
+    return func, x, arguments
+
+
+def written(func: Any, args: Any, kwargs: dict[str, Any]) -> list[Tensor]:
+    """The tensors into which an operation writes."""
+    if isinstance(func, OpOverload):
+        given = {**dict(zip((one.name for one in func._schema.arguments), args, strict=False)), **kwargs}
+        writes = [one.name for one in func._schema.arguments if one.alias_info is not None and one.alias_info.is_write]
+        return tensors_in(*map(given.get, writes))
+    return tensors_in(*(args[:1] if _is_in_place(func) else ()), kwargs.get("out"))
+
+
+@lru_cache
+def _is_in_place(func: Any) -> bool:
+    name = getattr(func, "__name__", "")
+    in_place = name.endswith("_") and not name.endswith("__") and func not in REQUIRES_GRADIENT
+    return in_place or func is Tensor.__setitem__
+
+
+def why_unmappable(func: Any, args: Any, kwargs: dict[str, Any]) -> str | None:
+    """Why an operation would give code that is not intercepted the tensors of all samples; None if it would not."""
+    calls = any(callable(arg) and not isinstance(arg, type) for arg in (*args, *kwargs.values()))
+    if calls or getattr(func, "__name__", "") == "custom_function_call":
+        return f"{getattr(args[0], '__name__', func)}, whose own code would not be met"
+    return _why_never_mappable(func)
+
+
+@lru_cache
+def _why_never_mappable(func: Any) -> str | None:
+    name = getattr(func, "__name__", "")
+    if isinstance(func, OpOverload | OpOverloadPacket) and str(func).split(".")[0] not in _TORCH_NAMESPACES:
+        return f"{func}, an operation of another library"
+    if name.split(".")[0] in _MISMAPPED:
+        return f"{name}, which functorch maps wrongly"
+    if name == "__set__" or func in _REACHES_MEMORY:
+        return f"{func} reaches a tensor's memory"
+    return None

@@ -1,0 +1,164 @@
+"""Pieces of a batch: samples that are mapped together, which have one form and decide alike in Python.
+
+Where Python asks for a value (``if mask.all()``), a map has one answer for all its samples. :class:`Decisions` gives it
+if they agree. If not, the piece is split by their answers, and each part is mapped with its answers known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hyfreedp.data.batches import Group, PhysicalBatchSize, groups_of, pieces
+from hyfreedp.errors import Refused
+
+Path = tuple[Tensor, ...]  # the answers to the first decisions of Python
+
+
+class Regroup(Exception):
+    """Samples cannot be computed together as they are; ``pieces`` makes others of their piece, the last first."""
+
+    def __init__(self, pieces: Callable[[Piece], list[Piece]]) -> None:
+        self.pieces = pieces
+
+
+class Decisions:
+    """The answers that the samples of one pass share.
+
+    Args:
+        path: answers to the first decisions, known from an earlier pass; the attribute has those to all so far.
+        wanted: positions of the samples that decide; None for all.
+    """
+
+    def __init__(self, path: Path = (), wanted: Tensor | None = None) -> None:
+        self.path, self._made = path, 0
+        self._wanted = slice(None) if wanted is None else wanted
+
+    def answer(self, answers: Tensor) -> Tensor:
+        """The common answer, shape (...), of samples (n, ...) to the next decision; within the path, that from there.
+
+        Regroup if samples differ, or answer differently than before, because the decision depends on random numbers.
+        """
+        answers, path = answers.detach()[self._wanted], self.path
+        if self._made < len(path):
+            if not _agree(answers, path[self._made]):
+                raise Regroup(Piece.repeated)
+        elif len(alike := _alike(answers)) > 1:
+            raise Regroup(lambda piece: piece.split([((*path, answers[some[0]]), some) for some in alike]))
+        else:
+            self.path += (answers[0].clone(),)
+        self._made += 1
+        return self.path[self._made - 1]
+
+
+def _agree(answers: Tensor, before: Tensor) -> bool:
+    """Whether all answers equal an earlier one, up to rounding, which differs with the size of a group."""
+    if answers.is_floating_point() or answers.is_complex():
+        return torch.allclose(answers, before.expand_as(answers), rtol=1e-4, equal_nan=True)
+    return bool((answers == before).all())
+
+
+def _alike(answers: Tensor) -> list[Tensor]:
+    """Positions, on the CPU, of the samples of each answer, by its bits: 0.0 differs from -0.0, and NaN equals NaN."""
+    if len(answers) == 1 or answers[0].numel() == 0:
+        return [torch.arange(len(answers))]
+    bits = answers.contiguous().reshape(len(answers), -1).view(torch.uint8)
+    kinds, kind_of = bits.unique(dim=0, return_inverse=True)
+    return [(kind_of == k).nonzero()[:, 0].cpu() for k in range(len(kinds))]
+
+
+@dataclass(frozen=True, eq=False)
+class Piece:
+    """Samples that are mapped together.
+
+    Attributes:
+        group: the samples.
+        path: their common answers to the first decisions.
+        wanted: positions in the group of the samples whose results count; None for all.
+        name: names the random numbers of another piece, which this one repeats; None for its own.
+        again: computes these samples with the random numbers by which they decided, if a decision depends on such. So
+            they keep those from which their answers came, in any batch.
+    """
+
+    group: Group
+    path: Path = ()
+    wanted: Tensor | None = None
+    name: tuple[int, int] | None = None
+    again: Piece | None = None
+
+    @property
+    def positions(self) -> Tensor:
+        """Positions in the group of the samples whose results count."""
+        return torch.arange(len(self.group)) if self.wanted is None else self.wanted
+
+    @property
+    def rows(self) -> Tensor:
+        """Positions of these samples in the batch."""
+        return self.group.rows[self.positions]
+
+    @property
+    def stream(self) -> tuple[int, int]:
+        """The name of its random numbers: position of its first sample, and number of known decisions."""
+        return self.name or (int(self.group.rows[0]), len(self.path))
+
+    def split(self, parts: list[tuple[Path, Tensor]]) -> list[Piece]:
+        """One piece for each path, with the samples that go it, given by their numbers among those that count."""
+        made = []
+        for path, numbers in reversed(parts):
+            chosen = self.positions[numbers]
+            same = replace(self, path=path, wanted=chosen, name=self.stream, again=None)
+            made.append(same if self.wanted is not None else Piece(self.group.take(chosen), path, again=same))
+        return made
+
+    def cut(self, size: int) -> list[Piece]:
+        """Pieces of at most ``size`` samples."""
+        return [Piece(self.group.take(some), self.path) for some in reversed(self.positions.split(size))]
+
+    def repeated(self) -> list[Piece]:
+        """The piece ``again``; Refused if this one was cut."""
+        if self.again is None:
+            raise Refused(
+                "a decision of Python depends on random numbers, among samples that are too many for the memory: set "
+                "max_physical_batch_size"
+            )
+        return [self.again]
+
+
+@dataclass
+class Partition:
+    """The samples of a batch, divided into pieces, which a pass replaces by smaller ones if it must split them.
+
+    Attributes:
+        pieces: that a pass begins with; after it, those that it computed.
+        alone: the samples that the pass computed one at a time.
+        decided: whether Python saw anything of the samples: decisions, or values beside tensors.
+    """
+
+    pieces: list[Piece]
+    alone: list[Piece] = field(default_factory=list)
+    decided: bool = False
+
+    @classmethod
+    def of(cls, batch: Any, size: PhysicalBatchSize = None) -> Partition:
+        """A batch in pieces of at most ``size`` samples; a partition stays as it is."""
+        if isinstance(batch, Partition):
+            return batch
+        return cls([Piece(group) for group in pieces(groups_of(batch), size)])
+
+    def in_order(self, parts: Sequence[Tensor], device: torch.device) -> Tensor:
+        """Values of each piece's samples, joined in the order of the batch, shape ``(B,)``."""
+        if not parts:
+            return torch.zeros(0, dtype=torch.float64, device=device)
+        joined = torch.cat(list(parts))
+        if len(parts) == 1:
+            return joined
+        rows = torch.cat([piece.rows for piece in self.pieces])
+        return joined[rows.argsort().to(device, non_blocking=True)]
+
+
+# Seeds the random numbers of a piece (attempt 0), or of a sample that is computed alone (attempts 1, 2, ...).
+Begin = Callable[[Piece, int], None]
