@@ -20,7 +20,7 @@ from hyfreedp.data.batches import Loss
 from hyfreedp.errors import Refused
 from hyfreedp.gradients import normalization, rules  # noqa: F401, registers them
 from hyfreedp.gradients.clipping import Clipping, bounded_factors
-from hyfreedp.gradients.guard import ModelGuard
+from hyfreedp.gradients.guard import unchanged
 from hyfreedp.gradients.isolation import SingleSample
 from hyfreedp.gradients.mapped import Gradients, Pass
 from hyfreedp.gradients.per_sample import MEMORY_BUDGET, Instantiated, instantiate_inexact, norms_of, widened
@@ -46,7 +46,6 @@ class GradientEngine:
         sensitivity: the clipping's at the last :meth:`clear`, so that all pieces of a batch and the noise use the same.
         memory_budget: bytes that gradients, or copies of parameters, of samples mapped together may take.
         fallback_reason: why samples were last computed one at a time; None if they never were.
-        guard: refuses losses that write into the model.
     """
 
     def __init__(self, module: nn.Module, clipping: Clipping, memory_budget: int = MEMORY_BUDGET) -> None:
@@ -54,7 +53,6 @@ class GradientEngine:
         self.sensitivity = clipping.sensitivity
         self.memory_budget = memory_budget
         self.fallback_reason: str | None = None
-        self.guard = ModelGuard(module)
         self._own_factories = False
         self._sums: dict[nn.Parameter, Tensor] = {}
 
@@ -158,7 +156,7 @@ class GradientEngine:
             if result is not None:
                 yield piece.rows, *result
                 continue
-            with self.guard.unchanged(by_value=True):
+            with unchanged(self.module, by_value=True):
                 for i in piece.positions.tolist():
                     one = Piece(piece.group.take(slice(i, i + 1)), decisions.path)
                     yield one.rows, *self._alone(loss, one, begin, trained)  # a wrong loss raises its error again
@@ -181,7 +179,7 @@ class GradientEngine:
         """Losses (n,) and gradients of a piece by one map."""
         group, budget = piece.group, self.memory_budget
         one_pass = Pass(trained, len(group), decisions, memory_budget=budget, own_factories=self._own_factories)
-        with self.guard.unchanged():
+        with unchanged(self.module):
             losses = one_pass.losses(lambda tensors: one_number(loss(group.record(tensors))), group.tensors)
             gradients = one_pass.gradients(losses) if trained and backward else {}
         if piece.wanted is None:
@@ -197,13 +195,13 @@ class GradientEngine:
             begin(piece, attempt)
             decisions = Decisions(piece.path if attempt < _MAX_ATTEMPTS else ())
             with suppress(Regroup):  # until its decisions are those of its path
-                with self.guard.unchanged(), SingleSample(decisions) as mode:
+                with unchanged(self.module), SingleSample(decisions) as mode:
                     tensors = [mode.mark(t[0].clone()) for t in piece.group.tensors]  # a loss may write into them
                     value = one_number(loss(piece.group.record(tensors)))[None]
                 break
         if not trained or not value.requires_grad:
             return value.detach(), {}
-        with self.guard.unchanged():
+        with unchanged(self.module):
             found = zip(trained, _plain_gradients(value, trained), strict=True)
         return value.detach(), {p: Instantiated(g[None]) for p, g in found if g is not None}
 

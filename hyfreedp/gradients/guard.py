@@ -26,62 +26,52 @@ _CONTAINERS = (dict, list, set)
 _REGISTRIES = ("_parameters", "_buffers", "_modules")
 
 
-class ModelGuard:
-    """Refuses passes that write into buffers or parameters of a module, or replace them; restores both.
+@contextmanager
+def unchanged(module: nn.Module, *, by_value: bool = False) -> Iterator[None]:
+    """A context for passes: Refused, naming it, if they write into a buffer or parameter, or replace it; restores both.
 
-    Between passes anything may change, as when a state is loaded. Buffers are compared by value, since a write through
-    a NumPy array that shares their memory leaves no other trace. Parameters are compared by version counter and, if
-    samples are computed one at a time, by value, since they may write through ``.data``, which a map refuses. What
-    ``get_extra_state`` of a layer returns is compared as pickled.
+    Buffers are compared by value, since a write through a NumPy array that shares their memory leaves no other trace,
+    and what ``get_extra_state`` of a layer returns as pickled. Parameters are compared by version counter, and with
+    ``by_value`` by value, too: a loss of samples one at a time may write through ``.data``, which a map refuses.
     """
-
-    def __init__(self, module: nn.Module) -> None:
-        self._module = module
-
-    @contextmanager
-    def unchanged(self, *, by_value: bool = False) -> Iterator[None]:
-        """A context for passes: Refused, naming it, if they changed what is in the state_dict.
-
-        With ``by_value`` a write into a parameter that no version counter shows is found, too.
-        """
-        layers = layers_of(self._module)
-        scripts = torch.jit.ScriptModule  # these keep their attributes elsewhere
-        contents = {layer: _contents(layer) for layer in layers if not isinstance(layer, scripts)}
-        extra = {layer: _pickled(layer) for layer in layers if _defines(layer, "get_extra_state")}
-        buffers, parameters = (
-            {(layer, name): t for layer in layers for name, t in getattr(layer, kind).items() if t is not None}
-            for kind in ("_buffers", "_parameters")
+    layers = layers_of(module)
+    scripts = torch.jit.ScriptModule  # these keep their attributes elsewhere
+    contents = {layer: _contents(layer) for layer in layers if not isinstance(layer, scripts)}
+    extra = {layer: _pickled(layer) for layer in layers if _defines(layer, "get_extra_state")}
+    buffers, parameters = (
+        {(layer, name): t for layer in layers for name, t in getattr(layer, kind).items() if t is not None}
+        for kind in ("_buffers", "_parameters")
+    )
+    versions = [(place, t, t._version) for place, t in (buffers | parameters).items()]
+    copies = {place: t.detach().clone() for place, t in (buffers | parameters if by_value else buffers).items()}
+    require_gradients = [(p, p.requires_grad) for p in parameters.values()]
+    try:
+        yield
+    finally:
+        changed = [place for layer in contents for place in _put_back(layer, *contents[layer])]
+        changed += [(layer, "get_extra_state()") for layer in extra if _put_back_extra(layer, *extra[layer])]
+        for p, required in require_gradients:
+            p.requires_grad_(required)
+        for place, tensor, version in versions:
+            layer, name = place
+            before = copies.get(place)
+            if tensor._version == version and (before is None or not _bits_differ(tensor, before)):
+                continue
+            if name in layer._non_persistent_buffers_set:
+                layer._buffers[name] = before  # a backward pass may need the values of the other tensor
+                continue
+            if before is not None:
+                tensor.data.copy_(before)
+            changed.append(place)
+    if changed:
+        paths = {layer: path for path, layer in module.named_modules()}
+        names = [repr(f"{paths.get(layer, '?')}.{name}".lstrip(".")) for layer, name in changed]
+        raise Refused(
+            "the forward pass in train mode changed these buffers or parameters of the model: "
+            f"{listed(names)}, which would publish raw data with the state_dict (undone but for what a script "
+            "of samples that are mapped wrote into a parameter). Call .eval() of what keeps statistics, or replace "
+            "it by a layer without; register a cache with persistent=False"
         )
-        versions = [(place, t, t._version) for place, t in (buffers | parameters).items()]
-        copies = {place: t.detach().clone() for place, t in (buffers | parameters if by_value else buffers).items()}
-        require_gradients = [(p, p.requires_grad) for p in parameters.values()]
-        try:
-            yield
-        finally:
-            changed = [place for layer in contents for place in _put_back(layer, *contents[layer])]
-            changed += [(layer, "get_extra_state()") for layer in extra if _put_back_extra(layer, *extra[layer])]
-            for p, required in require_gradients:
-                p.requires_grad_(required)
-            for place, tensor, version in versions:
-                layer, name = place
-                before = copies.get(place)
-                if tensor._version == version and (before is None or not _bits_differ(tensor, before)):
-                    continue
-                if name in layer._non_persistent_buffers_set:
-                    layer._buffers[name] = before  # a backward pass may need the values of the other tensor
-                    continue
-                if before is not None:
-                    tensor.data.copy_(before)
-                changed.append(place)
-        if changed:
-            paths = {layer: path for path, layer in self._module.named_modules()}
-            names = [repr(f"{paths.get(layer, '?')}.{name}".lstrip(".")) for layer, name in changed]
-            raise Refused(
-                "the forward pass in train mode changed these buffers or parameters of the model: "
-                f"{listed(names)}, which would publish raw data with the state_dict (undone but for what a script "
-                "of samples that are mapped wrote into a parameter). Call .eval() of what keeps statistics, or replace "
-                "it by a layer without; register a cache with persistent=False"
-            )
 
 
 def _contents(layer: nn.Module) -> Contents:

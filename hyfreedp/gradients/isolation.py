@@ -56,7 +56,7 @@ class SingleSample(Isolated):
     """A mode around the loss of one sample that is computed alone."""
 
     def mark(self, t: Any) -> Any:
-        # Parameters are all samples' own: ModelGuard compares them, and puts them back.
+        # Parameters are all samples' own: the guard compares them, and puts them back.
         return super().mark(t) if isinstance(t, Tensor) and not isinstance(t, nn.Parameter) else t
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:

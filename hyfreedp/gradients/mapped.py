@@ -180,8 +180,7 @@ class Pass(Isolated):
         self.check_random_numbers(kwargs)
         given = operations.tensors_in(*args, *kwargs.values())
         for t in given:
-            if is_wrapped(t):
-                self._check_own(t)
+            self._check_own(t)
         if func in operations.DECISIONS and is_wrapped(args[0]):
             return self._decided(*operations.asked(func, *args))
         if (composed := _COMPOSED.get(func)) is not None:
@@ -194,6 +193,10 @@ class Pass(Isolated):
                 result = rule(self, func, *args, **kwargs)
             if result is not NotImplemented:
                 return result
+        return self._by_functorch(func, args, kwargs, any(map(self.is_trained, given)))
+
+    def _by_functorch(self, func: Any, args: Any, kwargs: dict[str, Any], trained: bool) -> Any:
+        """The result of an operation without a rule, of whose arguments some may be ``trained``."""
         if func in operations.REQUIRES_GRADIENT:
             has = innermost(args[0]).requires_grad  # of a sample's tensor functorch returns False
             if func == operations.HAS_GRADIENT:
@@ -218,7 +221,7 @@ class Pass(Isolated):
                 if result.shape != out.shape:
                     raise Unmappable("out= of another shape")
                 return out.copy_(result)
-        if any(map(self.is_trained, given)):
+        if trained:
             if getattr(func, "__name__", "") == "__get__" and not isinstance(result := func(*args), Tensor):
                 return result  # a size or a type
             args, kwargs = self._repeated(tuple(args)), self._repeated(kwargs)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -36,7 +37,7 @@ class StepBatch:
         loss: of one sample: a record, or an owner, whose loss is the mean over its records.
         owners: whether samples are owners.
         partition: the samples in pieces as memory allows, from which each pass begins.
-        device, guard: of the model.
+        device: of the model.
         weights: float64, shape ``(B,)``, on the model's device; None if all are 1.
     """
 
@@ -54,31 +55,28 @@ class StepBatch:
         self.owners = isinstance(batch, Records) and batch.owners
         self.loss = _of_sample(loss, self.owners)
         self._engine, self._generator, self._coins = engine, generator, coins
-        self.device, self.guard = engine.device, engine.guard
+        self.device = engine.device
         self.partition = Partition.of(batch, max_physical_batch_size)
         self._passes = 0  # so far, each with random numbers of its own
         self.weights = None
         if weights is not None:
             check_function("weights", weights)
             weight = _of_sample(weights, self.owners)
-            partition, begin = self._new_pass()
-            with random_states_kept(self.device):
+            with self._pass() as (partition, begin):
                 values = self._engine.losses(weight, partition, begin=begin)
                 self._check_memoryless(weight, partition, values, begin)
             self.weights = check_weights(values.double())
 
     def add_gradients(self) -> tuple[Tensor, Tensor]:
         """Add clipped per-sample gradients to the engine's sums; returns losses and gradient norms, shape ``(B,)``."""
-        partition, begin = self._new_pass()
-        with random_states_kept(self.device):
+        with self._pass() as (partition, begin):
             losses, norms = self._engine.add(self.loss, partition, self.weights, begin=begin)
             self._check_memoryless(self.loss, partition, losses, begin)
         return losses.double(), norms
 
     def losses(self) -> Tensor:
         """Losses at the model's current weights, shape ``(B,)``."""
-        partition, begin = self._new_pass()
-        with random_states_kept(self.device):
+        with self._pass() as (partition, begin):
             return self._engine.losses(self.loss, partition, begin=begin).double()
 
     def of_few(self, partition: Partition, key: bytes) -> Tensor:
@@ -93,7 +91,8 @@ class StepBatch:
             return losses
         return (losses * self.weights).masked_fill(self.weights == 0, 0.0)
 
-    def _new_pass(self) -> tuple[Partition, Begin]:
+    @contextmanager
+    def _pass(self) -> Iterator[tuple[Partition, Begin]]:
         """A partition that the pass may split, and the function that seeds its random numbers; it shares neither.
 
         Else a record that splits a piece in one pass alone changes whether others' masks are those of another.
@@ -105,7 +104,8 @@ class StepBatch:
             key = self._generator.child(*stream).key
             seed_random_states(key, self.device, self._coins)
 
-        return Partition(list(self.partition.pieces)), begin
+        with random_states_kept(self.device):
+            yield Partition(list(self.partition.pieces)), begin
 
     def _check_memoryless(self, function: Loss, partition: Partition, values: Tensor, begin: Begin) -> None:
         """Refuse a function that keeps something of a sample for later ones, see :meth:`GradientEngine.reproduces`.
