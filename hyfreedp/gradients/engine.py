@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Generator, Sequence
+from contextlib import closing, suppress
 from typing import Any
 
 import torch
@@ -83,15 +83,12 @@ class GradientEngine:
         """
         partition = Partition.of(batch)
         losses, norms = [], []
-        for rows, values, gradients in self._each(loss, partition, begin, self._trained()):
-            if not gradients:
-                raise Refused(
-                    "loss must have a gradient by the model's parameters: is it under no_grad, detached, or by another "
-                    "model?"
-                )
-            chosen = None if weights is None else weights[rows.to(weights.device, non_blocking=True)]
-            losses.append(values.detach())
-            norms.append(self._add_clipped(gradients, values, chosen))
+        # Closed, so that an error here ends what guards the model, too.
+        with closing(self._each(loss, partition, begin, self._trained())) as computed:
+            for rows, values, gradients in computed:
+                chosen = None if weights is None else weights[rows.to(weights.device, non_blocking=True)]
+                losses.append(values.detach())
+                norms.append(self._add_clipped(gradients, values, chosen))
         return partition.in_order(losses, self.device), partition.in_order(norms, self.device)
 
     @torch.no_grad()
@@ -127,7 +124,7 @@ class GradientEngine:
 
     def _each(
         self, loss: Loss, partition: Partition, begin: Begin, trained: Sequence[nn.Parameter] = ()
-    ) -> Iterator[tuple[Tensor, Tensor, Gradients]]:
+    ) -> Generator[tuple[Tensor, Tensor, Gradients], None, None]:
         """Yields for each piece its samples' positions in the batch, losses (n,) and gradients of ``trained``.
 
         Pieces are split where necessary; the pieces that were computed become the partition's.
@@ -210,6 +207,8 @@ class GradientEngine:
 
         From the second piece on sums are float64: rounding errors of many pieces could add up to more than a clip.
         """
+        if not gradients:
+            raise Refused(_NO_GRADIENT)
         with without_autocast(losses.device):  # it would round the sums
             instantiate_inexact(gradients)
             norms = norms_of(gradients.values(), losses)

@@ -53,13 +53,8 @@ def _problems(module: nn.Module) -> list[str]:
             "multiply it by a mask in the forward pass"
         )
     problems = {layer: problem for layer in layers_of(module) if (problem := _problem(layer))}
-    if not problems:  # named_modules is slow
-        return []
-    return [
-        f"layer {name!r} ({type(layer).__name__}) {problems[layer]}"
-        for name, layer in module.named_modules()
-        if layer in problems
-    ]
+    named = module.named_modules() if problems else ()  # which is slow
+    return [f"layer {name!r} ({type(layer).__name__}) {problems[layer]}" for name, layer in named if layer in problems]
 
 
 def is_constant_batch_norm(layer: _BatchNorm) -> bool:
