@@ -21,13 +21,19 @@ from hyfreedp.gradients import AbadiClipping
 QUICK = Spec(method="robust", epsilon=1.0, steps=12)
 
 
-def test_a_cell_is_reproducible_and_never_trained_twice(tmp_path, monkeypatch):
-    first = run_cell(QUICK, tmp_path / "a")
-    again = run_cell(QUICK, tmp_path / "b")
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A folder of cells that were trained without an interruption."""
+    return tmp_path_factory.mktemp("whole")
+
+
+def test_a_cell_is_reproducible_and_never_trained_twice(whole, tmp_path, monkeypatch):
+    first = run_cell(QUICK, whole)
+    again = run_cell(QUICK, tmp_path)
     assert first["accuracy"] == again["accuracy"] and first["final_eta"] == again["final_eta"]
-    pd.testing.assert_frame_equal(read_steps(QUICK, tmp_path / "a"), read_steps(QUICK, tmp_path / "b"))
+    pd.testing.assert_frame_equal(read_steps(QUICK, whole), read_steps(QUICK, tmp_path))
     monkeypatch.setattr(cells, "train", None)  # would fail if called
-    assert run_cell(QUICK, tmp_path / "a") == first
+    assert run_cell(QUICK, whole) == first
 
 
 @pytest.mark.parametrize(
@@ -45,8 +51,8 @@ def test_a_cell_is_reproducible_and_never_trained_twice(tmp_path, monkeypatch):
     ],
     ids=lambda spec: spec.method,
 )
-def test_a_killed_cell_resumes_to_the_same_record(tmp_path, monkeypatch, spec):
-    reference = run_cell(spec, tmp_path / "whole")
+def test_a_killed_cell_resumes_to_the_same_record(whole, tmp_path, monkeypatch, spec):
+    reference = run_cell(spec, whole)
     monkeypatch.setattr(train, "CHECKPOINT_SECONDS", 0.0)
     calls = 0
     step = HyFreeDPOptimizer.step
@@ -65,7 +71,7 @@ def test_a_killed_cell_resumes_to_the_same_record(tmp_path, monkeypatch, spec):
     resumed = run_cell(spec, tmp_path / "killed")
     assert calls == 7 + 6  # steps 1 to 6 were not trained again
     assert resumed | {"seconds": 0} == reference | {"seconds": 0}
-    pd.testing.assert_frame_equal(read_steps(spec, tmp_path / "killed"), read_steps(spec, tmp_path / "whole"))
+    pd.testing.assert_frame_equal(read_steps(spec, tmp_path / "killed"), read_steps(spec, whole))
     assert not list((tmp_path / "killed").glob("*.ckpt"))
 
 
