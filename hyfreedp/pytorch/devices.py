@@ -109,20 +109,15 @@ def keep_freed_memory() -> bool:
 
 def hardware(device: torch.device) -> str:
     """The device's name, for records."""
-    module = backend(device)
-    if module is None:
-        return _processor()
-    named = getattr(module, "get_device_name", None)
-    return device.type if named is None else str(named(device))
+    if (module := backend(device)) is not None:
+        named = getattr(module, "get_device_name", None)
+        return device.type if named is None else str(named(device))
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if "model name" in line]
+    return f"{(names or [platform.processor() or platform.machine()])[0]}, {os.cpu_count()} cores"
 
 
 def kernels(device: torch.device) -> str:
     """What decides which kernels run, and so how they round: the accelerator's name, or the CPU's instruction set."""
     return f"cpu {torch.backends.cpu.get_cpu_capability()}" if device.type == CPU.type else hardware(device)
-
-
-def _processor() -> str:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if "model name" in line]
-    return f"{(names or [platform.processor() or platform.machine()])[0]}, {os.cpu_count()} cores"
