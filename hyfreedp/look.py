@@ -11,17 +11,13 @@ So a look compares the losses of one batch at
 
 where s^2 T is the sum of the squared factors of the schedule's remaining steps, and z one public standard normal. The
 signal to come is missing here, so only a part of the noise counts: kappa^2 = p^(3/4), where p is the share of the
-schedule that was made.
+schedule that was made. Without privacy no noise is to come, and there is no z.
 
-Each record votes between neighbouring rates, by the relative change of its loss. (By its sign alone, the records of a
-class would vote as a block.) On small data, where noise would hide small votes, votes are steeper, up to signs.
-Starting at the rate in force, the votes lead up or down while they exceed their noise. Only votes on this way are
-taken, but all are paid for. A look errs by about an octave, so the run moves half the way, in octaves. After the first
-step the weights move along, in both directions; later they only come back towards w_0.
-
-Without privacy no noise is to come, and no vote must be bounded: mean losses along the ray are compared, without z.
-After the last look the rate is constant. The run ends at an average of its weights, those after t steps weighted by
-t^8, which acts like a decay.
+Each record votes between neighbouring rates (:func:`hyfreedp.privatize.privatize_votes`). Starting at the rate in
+force, the votes lead up or down while they exceed their noise. Only votes on this way are taken, but all are paid for.
+A look errs by about an octave, so the run moves half the way, in octaves. After the first step the weights move along,
+in both directions; later they only come back towards w_0. The run ends at an average of its weights, which acts like a
+decay. docs/step_rule.md has the reasons, and the measurements behind the constants.
 """
 
 from __future__ import annotations
@@ -42,7 +38,7 @@ from hyfreedp.pytorch.base_optimizer import trainable
 from hyfreedp.pytorch.records import LookResult
 from hyfreedp.schedule import FIRST_LOOK_STEP, LOOK_SHARES
 
-# Users set none of these but the start; docs/step_rule.md has the measurements.
+# Users set none of these but the start.
 START_DISPLACEMENT = 6.0  # of the model's outputs by the noise of a run at the first rate, see public_start()
 LADDER = tuple(2.0 ** (VOTES / 2 - j) for j in range(VOTES + 1))  # rates to compare, in units of the first
 NOISE_POWER = 0.75  # kappa^2 is the share of the schedule that was made, to this power
@@ -180,8 +176,7 @@ class LookedRate(RateLearner):
         tables: the weights of embeddings.
 
     Raises:
-        ValueError: it is unknown how far this optimizer moves, see :func:`displacement_per_gradient`; or ``eta`` is out
-            of range.
+        ValueError: it is unknown how far this optimizer moves, see :func:`displacement_per_gradient`.
     """
 
     def __init__(
@@ -193,8 +188,6 @@ class LookedRate(RateLearner):
         eta: float | None = None,
         tables: Sequence[Tensor] = (),
     ) -> None:
-        if eta is not None and not 0 < eta < math.inf:
-            raise ValueError(f"initial_learning_rate must be finite and positive, got {eta}")
         steps, groups = len(schedule), optimizer.param_groups
         self._last_look = max(looks, default=0)
         self._parameters, first = trainable(optimizer), float(groups[0]["lr"])
@@ -315,12 +308,10 @@ class LookedRate(RateLearner):
             parameter.copy_(weight)
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain numbers and the live tensors that :meth:`load_state_dict` restores exactly."""
         weights = {"start": list(self._start), "average": list(self._average)}
         return {"made": self._made, "unit": self._unit, "level": self._level} | weights
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what :meth:`state_dict` gave."""
         self._made, self._unit, self._level = state["made"], state["unit"], state["level"]
         devices = [p.device for p in self._parameters]
         self._start = [w.to(d, copy=True) for w, d in zip(state["start"], devices, strict=False)]
