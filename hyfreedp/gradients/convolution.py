@@ -1,9 +1,7 @@
-"""Per-sample gradients of convolution weights: sums over the T output positions of input patches times g."""
+"""Rule of convolutions: the gradient of a weight is a sum over output positions of g times a patch of the input."""
 
 from __future__ import annotations
 
-from functools import cached_property
-from math import ceil, prod
 from typing import Any
 
 import torch
@@ -11,80 +9,87 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.grad import conv1d_weight, conv2d_weight, conv3d_weight
 
-from hyfreedp.gradients.per_sample import Factors, Instantiated, PerSampleGradients, gram_norms, keeps_factors, widened
+from hyfreedp.gradients.mapped import Pass, rule
+from hyfreedp.gradients.per_sample import Instantiated, OuterProducts, keeps_factors, sum_to
+from hyfreedp.gradients.rules import given
 from hyfreedp.pytorch.devices import exact_convolutions
 
 Each = tuple[int, ...]  # a number for each dimension
+_TRANSPOSED = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
 
 
-def convolution(
+@rule(F.conv1d, F.conv2d, F.conv3d, *_TRANSPOSED)
+def _convolution(
+    one_pass: Pass, func: Any, input: Tensor, weight: Any, bias: Any = None, *args: Any, **named: Any
+) -> Any:
+    """A convolution, or a transposed one: the input gradient of a convolution, with input and g in exchanged roles.
+
+    Samples' inputs are (B, R, C, ...), with R rows of each.
+    """
+    x, dims, transposed = given(one_pass, input, weight, bias), weight.dim() - 2, func in _TRANSPOSED
+    if x is None or x.dim() != weight.dim() + 1:  # an unbatched image
+        return NotImplemented
+    names = "stride padding output_padding groups dilation" if transposed else "stride padding dilation groups"
+    sizes = dict(zip(names.split(), args, strict=False)) | named
+    groups, padding = sizes.get("groups", 1), sizes.get("padding", 0)
+    stride, dilation = (_each(sizes.get(name, 1), dims) for name in ("stride", "dilation"))
+    if padding == "same":  # of an odd total the larger half is at the end
+        totals = [d * (k - 1) for d, k in zip(dilation, weight.shape[2:], strict=True)]
+        x = F.pad(x, [side for total in reversed(totals) for side in (total // 2, total - total // 2)])
+    padding = _each(0 if isinstance(padding, str) else padding, dims)
+    more = _each(sizes.get("output_padding", 0), dims)
+    if any(beyond >= step for beyond, step in zip(more, stride, strict=True)):
+        return NotImplemented  # some output positions are reached by no input
+    geometry = (stride, padding, dilation, groups)
+    arguments = (stride, padding, more, groups, dilation) if transposed else geometry
+    rows = x.shape[:2]
+
+    def call(x: Tensor) -> Tensor:
+        return func(x.flatten(0, 1), weight, bias, *arguments).unflatten(0, rows)
+
+    def backward(x: Tensor | None, g: Tensor, wanted: bool) -> Tensor | None:
+        if one_pass.is_trained(bias):
+            one_pass.add(bias, Instantiated(sum_to(g, 2)))
+        if x is not None:
+            small, large = (x.to(g.dtype), g) if transposed else (g, x.to(g.dtype))
+            one_pass.add(weight, _weight_gradients(large, small, weight.shape, *geometry))
+        if not wanted:
+            return None
+        how = (stride, padding, dilation, transposed, more, groups, (True, False, False))
+        input = g.new_empty(1).expand(shape)  # only its shape is used
+        gradient = torch.ops.aten.convolution_backward(g.flatten(0, 1), input, weight.to(g.dtype), None, *how)[0]
+        return gradient.unflatten(0, rows)
+
+    shape = x.flatten(0, 1).shape
+    return one_pass.layer(call, backward, x, keeps_input=one_pass.is_trained(weight))
+
+
+def _weight_gradients(
     x: Tensor, g: Tensor, shape: torch.Size, stride: Each, padding: Each, dilation: Each, groups: int
-) -> PerSampleGradients:
-    """Gradients of a weight of ``shape`` (P, C / groups, ...): input x (B, C, ...), output gradient g (B, P, ...)."""
-    factors = ConvolutionFactors(x, g, shape, stride, padding, dilation, groups)
-    keep = keeps_factors(prod(g.shape[2:]), shape[0] // groups, prod(shape[1:])) and g.dim() < 5  # F.unfold lacks 3-D
-    return factors if keep else Instantiated(factors.instantiate())
+) -> OuterProducts | Instantiated:
+    """Of a weight of ``shape`` (P, C / groups, ...), from inputs (B, R, C, ...) and output gradients (B, R, P, ...)."""
+    kernel = tuple(shape[2:])
+
+    def patches(x: Tensor) -> Tensor:
+        """(B, R T, C * kernel)."""
+        two = len(kernel) == 2
+        images = x.flatten(0, 1) if two else x.flatten(0, 1).unsqueeze(2)  # a signal is an image of height 1
+        geometry = zip((1, 1, 0, 1), (kernel, dilation, padding, stride), strict=True)
+        unfolded = F.unfold(images, *(each if two else (one, *each) for one, each in geometry))
+        return unfolded.unflatten(0, x.shape[:2]).mT.flatten(1, 2)
+
+    positions = g.shape[1] * g.shape[3:].numel()
+    if groups == 1 and len(kernel) < 3 and keeps_factors(positions, shape[0], shape[1:].numel()):  # F.unfold lacks 3-D
+        return OuterProducts(g.flatten(3).mT.flatten(1, 2), x, patches)
+    # One convolution with the samples' channels side by side, in which each sample is a group.
+    weight_gradient = (conv1d_weight, conv2d_weight, conv3d_weight)[len(kernel) - 1]
+    x, g, samples = x.transpose(0, 1).flatten(1, 2), g.transpose(0, 1).flatten(1, 2), len(x)
+    with exact_convolutions():  # as the norms are
+        found = weight_gradient(x, (g.shape[1], *shape[1:]), g, stride, padding, dilation, samples * groups)
+    return Instantiated(found.unflatten(0, (samples, -1)))
 
 
-def padded_to_same(x: Tensor, shape: torch.Size, dilation: Any) -> Tensor:
-    """An input padded as by padding="same"; of an odd total the larger half is at the end."""
-    dilation = each_dimension(dilation, len(shape) - 2)
-    both = [d * (k - 1) for d, k in zip(dilation, shape[2:], strict=True)]
-    return F.pad(x, [side for total in reversed(both) for side in (total // 2, total - total // 2)])
-
-
-def each_dimension(value: Any, dimensions: int) -> Each:
+def _each(value: Any, dimensions: int) -> Each:
     """One number for each dimension."""
     numbers = tuple(value) if isinstance(value, (tuple, list)) else (value,)
     return numbers if len(numbers) == dimensions else numbers * dimensions
-
-
-class ConvolutionFactors(Factors):
-    """The gradients in the form of a convolution's input x and output gradient g; its larger patches are not kept."""
-
-    def __init__(
-        self, x: Tensor, g: Tensor, shape: torch.Size, stride: Each, padding: Each, dilation: Each, groups: int
-    ) -> None:
-        self.x, self.g, self.shape, self.groups = x, g, shape, groups
-        self.stride, self.padding, self.dilation = stride, padding, dilation
-
-    @cached_property
-    def gram_norms(self) -> tuple[Tensor, Tensor]:
-        # Patches repeat the input up to kernel-size times: as many fewer samples at once keep memory near its size.
-        chunk = ceil(len(self.x) / prod(self.shape[2:]))
-        norms = []
-        for x, g in zip(self.x.split(chunk), self.g.split(chunk), strict=True):
-            patches = self._patches(x)
-            left = g.reshape(len(g) * self.groups, -1, patches.shape[-1])
-            right = patches.reshape(len(g) * self.groups, -1, patches.shape[-1])
-            norms.append(torch.stack(gram_norms(left.mT, right.mT)).view(2, -1, self.groups).sum(2))
-        return tuple(torch.cat(norms, 1))
-
-    def weighted_sum(self, weights: Tensor) -> Tensor:
-        x, g = widened(self.x), widened(self.g)
-        g = g * weights.to(g.dtype).view(-1, *[1] * (g.dim() - 1))
-        return self._weight_gradient(x, g, self.groups)
-
-    def instantiate(self) -> Tensor:
-        # One convolution with the samples' channels side by side, in which each sample is a group.
-        x, g = self.x.flatten(0, 1).unsqueeze(0), self.g.flatten(0, 1).unsqueeze(0)
-        return self._weight_gradient(x, g, len(self.x) * self.groups).unflatten(0, (len(self.x), -1))
-
-    def select(self, samples: Tensor) -> ConvolutionFactors:
-        geometry = (self.shape, self.stride, self.padding, self.dilation, self.groups)
-        return ConvolutionFactors(self.x[samples], self.g[samples], *geometry)
-
-    def _weight_gradient(self, x: Tensor, g: Tensor, groups: int) -> Tensor:
-        gradient = {3: conv1d_weight, 4: conv2d_weight, 5: conv3d_weight}[g.dim()]
-        shape = (g.shape[1], *self.shape[1:])
-        with exact_convolutions():  # as the norms are
-            return gradient(x, shape, g, self.stride, self.padding, self.dilation, groups)
-
-    def _patches(self, x: Tensor) -> Tensor:
-        """(n, C, ...) to (n, C * kernel, T)."""
-        geometry = (tuple(self.shape[2:]), self.dilation, self.padding, self.stride)
-        if x.dim() == 4:
-            return F.unfold(x, *geometry)
-        # A signal as an image of height 1.
-        kernel, dilation, padding, stride = ((one, *each) for one, each in zip((1, 1, 0, 1), geometry, strict=True))
-        return F.unfold(x.unsqueeze(2), kernel, dilation, padding, stride)

@@ -32,8 +32,9 @@ from hyfreedp.errors import Refused
 from hyfreedp.gradients import operations
 from hyfreedp.gradients.functorch import Level, backward, innermost, is_wrapped, maps_marked, saved_hook, unwrapped
 from hyfreedp.gradients.isolation import Isolated
-from hyfreedp.gradients.per_sample import Instantiated, PerSampleGradients, add_uses
+from hyfreedp.gradients.per_sample import Instantiated, PerSampleGradients
 from hyfreedp.gradients.pieces import Decisions, Regroup
+from hyfreedp.gradients.tables import add_uses
 from hyfreedp.pytorch.devices import without_autocast
 
 Gradients = dict[nn.Parameter, PerSampleGradients]
@@ -149,9 +150,7 @@ class Pass(Isolated):
     def is_trained(self, t: Any) -> bool:
         return id(t) in self.trained
 
-    def layer(
-        self, call: Call, backward: Backward, x: Tensor, *, keeps_input: bool = True, rows: int | None = None
-    ) -> Tensor:
+    def layer(self, call: Call, backward: Backward, x: Tensor, *, keeps_input: bool = True) -> Tensor:
         """A sample's output of a layer that has a rule.
 
         Args:
@@ -160,10 +159,9 @@ class Pass(Isolated):
                 then returns; passes the parameters' gradients to :meth:`add`.
             x: the input, a plain tensor whose dimension 0 is the samples.
             keeps_input: whether ``backward`` needs ``x``; otherwise it gets None.
-            rows: if given, dimension 0 of ``x`` is (samples * rows).
         """
         y = _Layer.apply(self, call, backward, keeps_input, x, self.anchor) if torch.is_grad_enabled() else call(x)
-        return self.of_sample(y if rows is None else y.unflatten(0, (-1, rows)))
+        return self.of_sample(y)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
         if self._paused or func in operations.METADATA:

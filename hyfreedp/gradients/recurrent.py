@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
+
+from hyfreedp.gradients.mapped import Pass, composed, rule
+from hyfreedp.gradients.per_sample import Instantiated, products, sum_to
+from hyfreedp.gradients.rules import given
 
 State = tuple[Tensor, ...]  # hidden state (B, H) and, for an LSTM, cell state (B, H)
 
@@ -53,37 +58,62 @@ def unrolled(
 
 def _one_direction(mode: str, weights: list[Any], has_biases: bool, x: Tensor, state: State) -> tuple[Tensor, State]:
     """The outputs (B, T, H) of one layer in one direction, and its last state."""
-    input_weight, state_weight = weights[:2]
     input_bias, state_bias = weights[2:4] if has_biases else (None, None)
     projection = weights[-1] if len(weights) in (3, 5) else None
-    inputs = F.linear(x, input_weight, input_bias)
-    if projection is None:
-        output, *end = recurrence(inputs, state_weight, state_bias, mode, *state)
-        return output, tuple(end)
-    outputs = []
-    for from_input in inputs.unbind(1):
-        new = _cell(mode, from_input, F.linear(state[0], state_weight, state_bias), state)
-        state = F.linear(new[0], projection), *new[1:]
-        outputs.append(state[0])
-    return torch.stack(outputs, 1), state
+    inputs = F.linear(x, weights[0], input_bias)
+    output, *end = recurrence(inputs, weights[1], state_bias, projection, mode, *state)
+    return output, tuple(end)
 
 
-def recurrence(
-    inputs: Tensor, weight: Tensor, bias: Tensor | None, mode: str, *state: Tensor, added: Tensor | None = None
-) -> State:
+def recurrence(inputs: Tensor, weight: Any, bias: Any, projection: Any, mode: str, *state: Tensor) -> State:
     """The outputs (B, T, H) and the last state, from what the inputs contribute to the gates, (B, T, G H).
 
-    ``added``, of the same shape, is added to what the hidden states contribute. A torch function, which has a rule.
+    A torch function, which has a rule. An LSTM may have a ``projection`` of its hidden states.
     """
     if has_torch_function((inputs, *state)):
-        return handle_torch_function(recurrence, (inputs, *state), inputs, weight, bias, mode, *state)
-    more = [None] * inputs.shape[1] if added is None else added.unbind(1)
+        return handle_torch_function(recurrence, (inputs, *state), inputs, weight, bias, projection, mode, *state)
+    return _steps(inputs, _shifts(inputs, bias), weight, projection, mode, state)
+
+
+def _steps(inputs: Tensor, shifts: Tensor, weight: Tensor, projection: Any, mode: str, state: State) -> State:
+    """Of :func:`recurrence`, with the bias for each sample and time step, (B, T, G H)."""
+    constant = shifts if mode == "gru" else inputs + shifts
     outputs = []
-    for from_input, one in zip(inputs.unbind(1), more, strict=True):
-        from_state = F.linear(state[0], weight, bias)
-        state = _cell(mode, from_input, from_state if one is None else from_state + one, state)
+    for from_input, one in zip(inputs.unbind(1), constant.unbind(1), strict=True):
+        hidden, *cell = _cell(mode, from_input, torch.addmm(one, state[0], weight.mT), state)
+        state = (hidden if projection is None else F.linear(hidden, projection), *cell)
         outputs.append(state[0])
     return torch.stack(outputs, 1), *state
+
+
+def _shifts(inputs: Tensor, bias: Tensor | None) -> Tensor:
+    return torch.zeros_like(inputs) if bias is None else torch.zeros_like(inputs) + bias
+
+
+@rule(recurrence)
+def _recurrence(
+    one_pass: Pass, func: Any, inputs: Tensor, weight: Any, bias: Any, projection: Any, mode: str, *state: Tensor
+) -> Any:
+    """Computes time steps outside of the map, which would slow each; inputs are (B, R, T, G H), with R rows of each.
+
+    The gradients by the shifts are those by what the hidden states contribute to the gates.
+    """
+    x, starts = given(one_pass, inputs, weight, bias), [one_pass.samples(one) for one in state]
+    before = [one.flatten(0, 1) for one in starts if one is not None]
+    if x is None or x.dim() != 4 or projection is not None or len(before) < len(starts):
+        return NotImplemented
+    outputs = x  # known when the backward pass begins
+
+    def backward(x: Tensor | None, g: Tensor, wanted: bool) -> None:
+        hidden = torch.cat([before[0][:, None].to(outputs), outputs[:, :-1]], 1).detach().to(g.dtype)
+        if one_pass.is_trained(weight):
+            one_pass.add(weight, products(g, hidden.unflatten(0, g.shape[:2])))
+        if one_pass.is_trained(bias):
+            one_pass.add(bias, Instantiated(sum_to(g, -1)))
+
+    shifts: Any = one_pass.samples(one_pass.layer(lambda x: _shifts(x, bias), backward, x, keeps_input=False))
+    outputs, *ends = _steps(x.flatten(0, 1), shifts.flatten(0, 1), weight.detach(), None, mode, tuple(before))
+    return tuple(one_pass.of_sample(one.unflatten(0, x.shape[:2])) for one in (outputs, *ends))
 
 
 def cell_step(
@@ -91,20 +121,27 @@ def cell_step(
 ) -> Any:
     """``torch.lstm_cell``, ``gru_cell``, ``rnn_tanh_cell`` or ``rnn_relu_cell``, by linear maps."""
     state = tuple(hx) if mode == "lstm" else (hx,)
-    new = _cell(mode, F.linear(x, w_ih, b_ih), F.linear(state[0], w_hh, b_hh), state)
+    from_input, from_state = F.linear(x, w_ih, b_ih), F.linear(state[0], w_hh, b_hh)
+    new = _cell(mode, from_input, from_state if mode == "gru" else from_input + from_state, state)
     return new if mode == "lstm" else new[0]
 
 
-def _cell(mode: str, from_input: Tensor, from_state: Tensor, state: State) -> State:
-    """The next state, before any projection, from the contributions of input and last state to the gates, (B, G H)."""
+def _cell(mode: str, from_input: Tensor, gates: Tensor, state: State) -> State:
+    """The next state, before any projection, from what input and last state contribute to the gates, (B, G H).
+
+    ``gates`` is the sum of both, but for a GRU, whose candidate needs them apart: there it is that of the state.
+    """
     if mode == "lstm":
-        total = from_input + from_state
-        input_gate, forget_gate, _, output_gate = total.sigmoid().chunk(4, 1)
-        cell = forget_gate * state[1] + input_gate * total.chunk(4, 1)[2].tanh()
+        input_gate, forget_gate, _, output_gate = gates.sigmoid().chunk(4, 1)
+        cell = forget_gate * state[1] + input_gate * gates.chunk(4, 1)[2].tanh()
         return output_gate * cell.tanh(), cell
     if mode == "gru":
-        resets, updates, candidates = zip(from_input.chunk(3, 1), from_state.chunk(3, 1), strict=True)
+        resets, updates, candidates = zip(from_input.chunk(3, 1), gates.chunk(3, 1), strict=True)
         candidate = (candidates[0] + (resets[0] + resets[1]).sigmoid() * candidates[1]).tanh()
         return (candidate + (updates[0] + updates[1]).sigmoid() * (state[0] - candidate),)
-    total = from_input + from_state
-    return (total.tanh() if mode == "rnn_tanh" else total.relu(),)
+    return (gates.tanh() if mode == "rnn_tanh" else gates.relu(),)
+
+
+for mode in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
+    composed(getattr(torch, mode), partial(unrolled, mode))
+    composed(getattr(torch, f"{mode}_cell"), partial(cell_step, mode))

@@ -3,27 +3,26 @@
 A rule replaces a torch function within a :class:`~.mapped.Pass` if the function gets trained parameters as they are: it
 computes the layer on the tensors (B, ...) behind the samples'. To add one, decorate a function with
 :func:`~.mapped.rule` that calls :meth:`~.mapped.Pass.layer` with the layer and its backward pass. No rule is needed for
-correctness: a parameter without one gets a copy for each sample, which is as fast for positions or scales. Layer and
-group norm have rules in :mod:`~hyfreedp.gradients.normalization`, since copies would cost them time.
+correctness: a parameter without one gets a copy for each sample, which is as fast for positions or scales.
+
+Here are those of linear maps, tables, norms and losses; convolutions, attention and recurrent layers have modules
+of their own.
 """
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hyfreedp.gradients.attention import multi_head_attention
-from hyfreedp.gradients.convolution import convolution, each_dimension, padded_to_same
 from hyfreedp.gradients.functorch import is_wrapped
 from hyfreedp.gradients.mapped import Pass, Unmappable, composed, rule
-from hyfreedp.gradients.per_sample import EmbeddingRows, Instantiated, products, sum_positions, sum_tokens
-from hyfreedp.gradients.recurrent import cell_step, recurrence, unrolled
+from hyfreedp.gradients.per_sample import Instantiated, products, sum_to, widened
+from hyfreedp.gradients.tables import EmbeddingRows
 
-Result = Any  # a tensor, or NotImplemented
+_INPUT_ONLY = (True, False, False)  # the gradients that torch's backward passes compute
 
 
 def given(one_pass: Pass, x: Tensor, *parameters: Tensor | None) -> Tensor | None:
@@ -37,98 +36,38 @@ def given(one_pass: Pass, x: Tensor, *parameters: Tensor | None) -> Tensor | Non
 
 
 @rule(F.linear)
-def _linear(one_pass: Pass, func: Any, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Result:
-    x = given(one_pass, input, weight, bias)
-    if x is None or x.dim() < 2 or weight.dim() != 2:
-        return NotImplemented
-    return _product(one_pass, x, weight, bias, transposed=False)
+def _linear(one_pass: Pass, func: Any, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
+    return _product(one_pass, input, weight, bias, transposed=False)
 
 
 @rule(torch.addmm)
-def _addmm(one_pass: Pass, func: Any, input: Tensor, mat1: Tensor, mat2: Tensor, **scales: Any) -> Result:
-    x = given(one_pass, mat1, mat2, input)
-    if x is None or scales or input.dim() != 1:
-        return NotImplemented
-    return _product(one_pass, x, mat2, input, transposed=True)
+def _addmm(one_pass: Pass, func: Any, input: Tensor, mat1: Tensor, mat2: Tensor, **scales: Any) -> Any:
+    return NotImplemented if scales else _product(one_pass, mat1, mat2, input, transposed=True)
 
 
 @rule(torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mm, Tensor.mm)
-def _matmul(one_pass: Pass, func: Any, input: Tensor, other: Tensor) -> Result:
-    x = None if one_pass.is_trained(input) else given(one_pass, input, other)
-    if x is None or x.dim() < 3 or other.dim() != 2:
-        return NotImplemented
-    return _product(one_pass, x, other, None, transposed=True)
+def _matmul(one_pass: Pass, func: Any, input: Tensor, other: Tensor) -> Any:
+    return _product(one_pass, input, other, None, transposed=True)
 
 
-def _product(one_pass: Pass, x: Tensor, weight: Any, bias: Any, *, transposed: bool) -> Tensor:
+def _product(one_pass: Pass, input: Tensor, weight: Any, bias: Any, *, transposed: bool) -> Any:
     """x W^T + b, or, ``transposed``, x W + b."""
-    matrix = weight.detach().mT if transposed else weight.detach()
-    added = None if bias is None else bias.detach()
+    x = given(one_pass, input, weight, bias)
+    if x is None or x.dim() < 2 or weight.dim() != 2 or (bias is not None and bias.dim() != 1):
+        return NotImplemented
+
+    def call(x: Tensor) -> Tensor:
+        return F.linear(x, weight.mT if transposed else weight, bias)
 
     def backward(x: Tensor | None, g: Tensor, wanted: bool) -> Tensor | None:
         if one_pass.is_trained(bias):
-            one_pass.add(bias, Instantiated(sum_tokens(g, 1)))
+            one_pass.add(bias, Instantiated(sum_to(g, -1)))
         if x is not None:
             x = x.to(g.dtype)  # rounded as autocast does
             one_pass.add(weight, products(x, g) if transposed else products(g, x))
-        return g @ matrix.to(g.dtype) if wanted else None
+        return g @ (weight.mT if transposed else weight).to(g.dtype) if wanted else None
 
-    return one_pass.layer(lambda x: F.linear(x, matrix, added), backward, x, keeps_input=one_pass.is_trained(weight))
-
-
-# -- convolutions ------------------------------------------------------------------------------------------------------
-
-
-_TRANSPOSED = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
-
-
-@rule(F.conv1d, F.conv2d, F.conv3d, *_TRANSPOSED)
-def _convolution(
-    one_pass: Pass, func: Any, input: Tensor, weight: Any, bias: Any = None, *args: Any, **named: Any
-) -> Result:
-    """A convolution, or a transposed one; dimension 0 of the inner tensors is (samples * rows)."""
-    transposed = func in _TRANSPOSED
-    names = "stride padding output_padding groups dilation" if transposed else "stride padding dilation groups"
-    sizes = dict(zip(names.split(), args, strict=False)) | named
-    groups = sizes.get("groups", 1)
-    x = given(one_pass, input, weight, bias)
-    if x is None or x.dim() != weight.dim() + 1:  # an unbatched image
-        return NotImplemented
-    rows = x.shape[1]
-    x, dims = x.flatten(0, 1), weight.dim() - 2
-    if (padding := sizes.get("padding", 0)) == "same":
-        x = padded_to_same(x, weight.shape, sizes.get("dilation", 1))
-    sizes["padding"] = 0 if isinstance(padding, str) else padding
-    stride, padding, dilation, output_padding = (
-        each_dimension(sizes.get(name, default), dims)
-        for name, default in (("stride", 1), ("padding", 0), ("dilation", 1), ("output_padding", 0))
-    )
-    kernel, added = weight.detach(), None if bias is None else bias.detach()
-    if transposed and any(more >= s for more, s in zip(output_padding, stride, strict=True)):
-        return NotImplemented  # some output positions are reached by no input
-    shape, geometry = x.shape, (stride, padding, dilation, groups)
-    arguments = (stride, padding, output_padding, groups, dilation) if transposed else geometry
-
-    def joined(gradients: Any) -> Any:
-        """Sum the gradients over the rows of each sample."""
-        if rows == 1:
-            return gradients
-        return Instantiated(gradients.instantiate().unflatten(0, (-1, rows)).sum(1))
-
-    def backward(x: Tensor | None, g: Tensor, wanted: bool) -> Tensor | None:
-        if one_pass.is_trained(bias):
-            one_pass.add(bias, joined(Instantiated(sum_positions(g))))
-        if x is not None:
-            small, large = (x.to(g.dtype), g) if transposed else (g, x.to(g.dtype))
-            one_pass.add(weight, joined(convolution(large, small, kernel.shape, *geometry)))
-        if not wanted:
-            return None
-        how = (stride, padding, dilation, transposed, output_padding, groups, (True, False, False))
-        input = g.new_empty(1).expand(shape)  # only its shape is used
-        return torch.ops.aten.convolution_backward(g, input, kernel.to(g.dtype), None, *how)[0]
-
-    trains = one_pass.is_trained(weight)
-    return one_pass.layer(lambda x: func(x, kernel, added, *arguments), backward, x, keeps_input=trains, rows=rows)
+    return one_pass.layer(call, backward, x, keeps_input=one_pass.is_trained(weight))
 
 
 # -- tables ------------------------------------------------------------------------------------------------------------
@@ -136,69 +75,125 @@ def _convolution(
 
 @rule(F.embedding)
 def _embedding(
-    one_pass: Pass, func: Any, input: Tensor, weight: Any, padding_idx: int | None = None, *args: Any, **named: Any
-) -> Result:
-    by_counts = args or named.get("max_norm") is not None or named.get("scale_grad_by_freq")
-    ids = None if by_counts else given(one_pass, input, weight)
-    if ids is None and padding_idx is not None and one_pass.is_trained(weight):
-        raise Unmappable("an embedding with padding whose gradients are scaled by counts")  # functorch ignores both
+    one_pass: Pass,
+    func: Any,
+    input: Tensor,
+    weight: Any,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Any:
+    if one_pass.is_trained(weight) and (max_norm is not None or scale_grad_by_freq):
+        raise Unmappable("an embedding with max_norm or scale_grad_by_freq")  # which functorch ignores
+    ids = given(one_pass, input, weight)
     if ids is None:
         return NotImplemented
-    table, entries = weight.detach(), len(weight)
+    entries = len(weight)
     padding = None if padding_idx is None else padding_idx % entries
 
     def backward(ids: Any, g: Tensor, wanted: bool) -> None:
         rows = g.reshape(len(g), -1, g.shape[-1])
         one_pass.add(weight, EmbeddingRows(ids.reshape(len(g), -1), rows, entries, padding))
 
-    return one_pass.layer(lambda ids: F.embedding(ids, table), backward, ids)
+    return one_pass.layer(lambda ids: F.embedding(ids, weight), backward, ids)
 
 
-def _padded_embedding(
-    input: Tensor, weight: Tensor, padding_idx: int | None = None, *args: Any, **named: Any
-) -> Result:
+def _padded_embedding(input: Tensor, weight: Tensor, padding_idx: int | None = None, **named: Any) -> Any:
     """Of a table that is computed from each sample's copy of parameters; functorch ignores the padding."""
     if padding_idx is None or not is_wrapped(weight):
         return NotImplemented
-    rows = F.embedding(input, weight, None, *args, **named)
+    rows = F.embedding(input, weight, None, **named)
     return torch.where((input == padding_idx % len(weight))[..., None], rows.detach(), rows)
 
 
-def _rolled(x: Tensor, *args: Any, **named: Any) -> Result:
+def _rolled(x: Tensor, *args: Any, **named: Any) -> Any:
     """A number stays as it is; functorch rolls numbers of samples along the samples."""
     return x.clone() if is_wrapped(x) and x.dim() == 0 else NotImplemented
 
 
-# -- attention, and functions of other functions -----------------------------------------------------------------------
+composed(F.embedding, _padded_embedding)
+composed(torch.roll, _rolled)
+composed(Tensor.roll, _rolled)
 
 
-@rule(F.scaled_dot_product_attention)
-def _attention(
-    one_pass: Pass,
-    func: Any,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    *args: Any,
-    **named: Any,
-) -> Result:
-    """Joins samples and batch dimensions, since functorch has no batching rule for it on CPUs."""
-    tensors: list[Any] = [one_pass.samples(t) for t in (query, key, value, attn_mask) if t is not None]
-    if any(t is None for t in tensors) or any(t.dim() < 4 for t in tensors[:3]):
+# -- normalisation: copies of its small parameters would take passes over all activations ------------------------------
+
+
+@rule(F.layer_norm)
+def _layer_norm(
+    one_pass: Pass, func: Any, input: Tensor, shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5
+) -> Any:
+    x = _given_plain(one_pass, input, weight, bias)
+    if x is None or x.dim() < 2 or len(shape) != 1:
         return NotImplemented
-    most = max(t.dim() for t in tensors[:3])
-    if tensors[-1].dim() > most:
+    mean = rstd = x  # set by each computation of the layer, as in a checkpoint
+
+    def call(x: Tensor) -> Tensor:
+        nonlocal mean, rstd
+        y, mean, rstd = torch.native_layer_norm(x, shape, weight, bias, eps)
+        return y
+
+    def backward(x: Any, g: Tensor, wanted: bool) -> Tensor | None:
+        if one_pass.is_trained(bias):
+            one_pass.add(bias, Instantiated(sum_to(g, -1)))
+        if one_pass.is_trained(weight):
+            one_pass.add(weight, Instantiated(sum_to((x - mean).mul_(rstd).mul_(g), -1)))
+        if not wanted:
+            return None
+        return torch.ops.aten.native_layer_norm_backward(g, x, shape, mean, rstd, weight, bias, _INPUT_ONLY)[0]
+
+    return one_pass.layer(call, backward, x)
+
+
+@rule(F.group_norm)
+def _group_norm(
+    one_pass: Pass, func: Any, input: Tensor, groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5
+) -> Any:
+    """Of inputs (B, R, C, ...), with R rows of each sample."""
+    x = _given_plain(one_pass, input, weight, bias)
+    if x is None or x.dim() < 4:
         return NotImplemented
-    # Broadcasting tensors of fewer dimensions as they are would take the samples of one for the rows of another.
-    tensors = [t.reshape(len(t), *[1] * (most - t.dim()), *t.shape[1:]) for t in tensors]
-    batch = torch.broadcast_shapes(*(t.shape[:-3] for t in tensors[:3]))
-    q, k, v, *mask = (t.expand(*batch, *t.shape[len(batch) :]).flatten(0, len(batch) - 1) for t in tensors)
-    return one_pass.of_sample(func(q, k, v, *mask or [None], *args, **named).unflatten(0, batch))
+    x = x.contiguous()
+    sizes = (x.shape[:2].numel(), x.shape[2], x.shape[3:].numel(), groups)
+    mean = rstd = x  # as above
+
+    def call(x: Tensor) -> Tensor:
+        nonlocal mean, rstd
+        y, mean, rstd = torch.ops.aten.native_group_norm(x.flatten(0, 1), weight, bias, *sizes, eps)
+        return y.view_as(x)
+
+    def backward(x: Any, g: Tensor, wanted: bool) -> Tensor | None:
+        g = g.contiguous()
+        sums = widened(g).flatten(3).sum(3)  # (B, R, C)
+        if one_pass.is_trained(bias):
+            one_pass.add(bias, Instantiated(sums.sum(1)))
+        if one_pass.is_trained(weight):  # sum g (x - mean) rstd
+            means, rstds = (t.repeat_interleave(sizes[1] // groups, 1).view_as(sums) for t in (mean, rstd))
+            products = widened(g * x).flatten(3).sum(3)
+            one_pass.add(weight, Instantiated(((products - sums * means) * rstds).sum(1)))
+        if not wanted:
+            return None
+        flat = g.flatten(0, 1), x.flatten(0, 1)
+        return torch.ops.aten.native_group_norm_backward(*flat, mean, rstd, weight, *sizes, _INPUT_ONLY)[0].view_as(x)
+
+    return one_pass.layer(call, backward, x)
+
+
+def _given_plain(one_pass: Pass, input: Tensor, weight: Any, bias: Any) -> Tensor | None:
+    """As :func:`given`, if all tensors have one type that autocast leaves as it is; else None."""
+    types = {t.dtype for t in (input, weight, bias) if t is not None}
+    if len(types) > 1 or torch.is_autocast_enabled(input.device.type):
+        return None
+    return given(one_pass, input, weight, bias)
+
+
+# -- losses ------------------------------------------------------------------------------------------------------------
 
 
 @rule(F.cross_entropy)
-def _cross_entropy(one_pass: Pass, func: Any, input: Any, target: Any, weight: Any = None, **named: Any) -> Result:
+def _cross_entropy(one_pass: Pass, func: Any, input: Any, target: Any, weight: Any = None, **named: Any) -> Any:
     """Computes all samples at once: functorch decomposes it in Python, which is slow and needs a second of imports."""
     x, y = one_pass.samples(input), one_pass.samples(target)
     reduction = named.pop("reduction", "mean")
@@ -212,42 +207,3 @@ def _cross_entropy(one_pass: Pass, func: Any, input: Any, target: Any, weight: A
     if reduction == "mean":
         losses = losses / (y != named.get("ignore_index", -100)).flatten(1).sum(1)
     return one_pass.of_sample(losses)
-
-
-composed(F.embedding, _padded_embedding)
-composed(torch.roll, _rolled)
-composed(Tensor.roll, _rolled)
-
-
-@rule(recurrence)
-def _recurrence(one_pass: Pass, func: Any, inputs: Tensor, weight: Any, bias: Any, mode: str, *state: Tensor) -> Result:
-    """A recurrent layer in one direction; its time steps are computed outside of the map, which would slow each."""
-    x, starts = given(one_pass, inputs, weight, bias), [one_pass.samples(one) for one in state]
-    if x is None or x.dim() != 4:
-        return NotImplemented
-    rows, x, before = x.shape[1], x.flatten(0, 1), [one.flatten(0, 1) for one in starts if one is not None]
-    if len(before) < len(starts):
-        return NotImplemented
-    outputs = x  # known when the backward pass begins
-
-    def backward(x: Tensor | None, g: Tensor, wanted: bool) -> None:
-        """From the gradient g by what the hidden states contribute to the gates, (B rows, T, G H)."""
-        g = g.unflatten(0, (-1, rows)).flatten(1, 2)
-        hidden = torch.cat([before[0][:, None].to(outputs), outputs[:, :-1]], 1).detach().to(g.dtype)
-        if one_pass.is_trained(weight):
-            one_pass.add(weight, products(g, hidden.unflatten(0, (-1, rows)).flatten(1, 2)))
-        if one_pass.is_trained(bias):
-            one_pass.add(bias, Instantiated(sum_tokens(g, 1)))
-
-    added: Any = one_pass.samples(one_pass.layer(torch.zeros_like, backward, x, keeps_input=False))
-    kernel, shift = weight.detach(), None if bias is None else bias.detach()
-    if mode != "gru":  # both contributions are only summed, which one addition does for all time steps
-        x, added = x + added, None
-    outputs, *ends = func(x, kernel, shift, mode, *before, added=added)
-    return tuple(one_pass.of_sample(one.unflatten(0, (-1, rows))) for one in (outputs, *ends))
-
-
-composed(F.multi_head_attention_forward, multi_head_attention)
-for mode in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
-    composed(getattr(torch, mode), partial(unrolled, mode))
-    composed(getattr(torch, f"{mode}_cell"), partial(cell_step, mode))

@@ -11,8 +11,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from hyfreedp.gradients import AutomaticClipping, make_engine
 from hyfreedp.gradients.mapped import Pass
-from hyfreedp.gradients.per_sample import EmbeddingRows, Instantiated, OuterProducts, add_uses, keeps_factors
+from hyfreedp.gradients.per_sample import Instantiated, OuterProducts, keeps_factors
 from hyfreedp.gradients.pieces import Partition
+from hyfreedp.gradients.tables import EmbeddingRows, add_uses
 
 SIZES = [*itertools.product((1, 3, 17, 65), (8, 192), (10, 256))]
 

@@ -1,0 +1,118 @@
+"""Per-sample gradients of a table of embeddings, and of parameters that one forward pass uses several times."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property, reduce
+
+import torch
+from torch import Tensor
+
+from hyfreedp.gradients.per_sample import (
+    Instantiated,
+    OuterProducts,
+    PerSampleGradients,
+    relative_rounding,
+    squared_norms,
+    widened,
+)
+
+
+class EmbeddingRows(PerSampleGradients):
+    """g_i adds rows (B, T, d) to entries ids (B, T) of a table of shape (entries, d), except to entry ``padding``."""
+
+    def __init__(self, ids: Tensor, rows: Tensor, entries: int, padding: int | None = None) -> None:
+        self.ids, self.entries = ids, entries
+        self.rows = rows if padding is None else rows.masked_fill((ids == padding)[..., None], 0)
+
+    @cached_property
+    def _summed(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Sums of rows over equal (sample, token) pairs, shape (B T, d), and each pair's sample and token, (B T,).
+
+        Norms and weighted sums are both computed from these, so that rows which cancel do so in both.
+        """
+        samples = torch.arange(len(self.ids), device=self.ids.device)
+        # The results have a row for each of the B T tokens: counting the distinct pairs would wait for the device.
+        pairs, order = (self.ids + self.entries * samples[:, None]).flatten().sort()
+        numbers = (pairs.diff(prepend=pairs[:1]) != 0).cumsum(0)
+        inverse, owners, tokens = (torch.zeros_like(order) for _ in range(3))
+        inverse[order], owners[numbers], tokens[numbers] = numbers, pairs // self.entries, pairs % self.entries
+        sums = widened(self.rows).new_zeros(len(pairs), self.rows.shape[-1])
+        return sums.index_add_(0, inverse, widened(self.rows).flatten(0, 1)), owners, tokens
+
+    @cached_property
+    def squared_norms(self) -> Tensor:
+        sums, owners, _ = self._summed
+        return sums.new_zeros(len(self.ids)).index_add_(0, owners, squared_norms(sums))
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        sums, owners, tokens = self._summed
+        table = sums.new_zeros(self.entries, sums.shape[-1])
+        return table.index_add_(0, tokens, sums * weights.to(sums.dtype)[owners, None])
+
+    def instantiate(self) -> Tensor:
+        return self.added_to(widened(self.rows).new_zeros(len(self.ids), self.entries, self.rows.shape[-1]))
+
+    def added_to(self, tables: Tensor) -> Tensor:
+        """The sum of these gradients and others of shape (B, entries, d), in float32 or wider."""
+        return widened(tables).scatter_add(1, self.ids[..., None].expand_as(self.rows), widened(self.rows))
+
+    def select(self, samples: Tensor) -> EmbeddingRows:
+        return EmbeddingRows(self.ids[samples], self.rows[samples], self.entries)
+
+
+class TiedTable(PerSampleGradients):
+    """A table used both to embed and to compute logits: the sum of an ``EmbeddingRows`` and of the head's gradients."""
+
+    def __init__(self, embedding: EmbeddingRows, head: OuterProducts) -> None:
+        self.embedding, self.head = embedding, head
+
+    @cached_property
+    def squared_norms(self) -> Tensor:
+        """<head_i, embedding_i> = sum_ts left_it[id_is] <right_it, row_is> is added twice, with its rounding."""
+        ids, rows = self.embedding.ids, widened(self.embedding.rows)
+        left, right = widened(self.head.left), widened(self.head.right)
+        picked = left.gather(2, ids[:, None, :].expand(-1, left.shape[1], -1))
+        cross = (picked * (right @ rows.mT)).sum((1, 2))
+        squares = [squared_norms(t.flatten(1)) for t in (left, right, rows)]
+        rounding = relative_rounding(left, right) * (squares[0] * squares[1] * squares[2] * rows.shape[1]).sqrt()
+        cross = 2 * (cross + rounding) + (0 if self.head.norm_error is None else self.head.norm_error)
+        return self.embedding.squared_norms + self.head.squared_norms + cross
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        return self.embedding.weighted_sum(weights) + self.head.weighted_sum(weights)
+
+    def instantiate(self) -> Tensor:
+        return self.embedding.added_to(self.head.instantiate())
+
+    def select(self, samples: Tensor) -> TiedTable:
+        return TiedTable(self.embedding.select(samples), self.head.select(samples))
+
+
+def add_uses(uses: Sequence[PerSampleGradients]) -> PerSampleGradients:
+    """The gradients of a parameter that one forward pass used several times: sums over the uses of each sample.
+
+    Outer products of several uses are concatenated, like tokens of a longer sequence.
+    """
+    if len(uses) == 1:
+        return uses[0]
+    heads = [use for use in uses if isinstance(use, OuterProducts)]
+    embeddings = [use for use in uses if isinstance(use, EmbeddingRows)]
+    parts = [use for use in uses if not isinstance(use, (OuterProducts, EmbeddingRows))]
+    if heads:
+        joined = OuterProducts(torch.cat([h.left for h in heads], 1), torch.cat([h.right for h in heads], 1))
+        parts.append(joined.cheaper(0))
+    if not embeddings:
+        return parts[0] if len(parts) == 1 else Instantiated(_added(parts))
+    ids, rows = torch.cat([e.ids for e in embeddings], 1), torch.cat([e.rows for e in embeddings], 1)
+    table = EmbeddingRows(ids, rows, embeddings[0].entries)
+    if not parts:
+        return table
+    if len(parts) == 1 and isinstance(parts[0], OuterProducts):
+        return TiedTable(table, parts[0])
+    return Instantiated(table.added_to(_added(parts).unflatten(1, (table.entries, -1))))
+
+
+def _added(parts: Sequence[PerSampleGradients]) -> Tensor:
+    """The sums of gradients of one parameter, (B, entries of S)."""
+    return reduce(torch.add, (part.instantiate().flatten(1) for part in parts))
