@@ -64,7 +64,7 @@ class Instantiated(PerSampleGradients):
 
     @cached_property
     def squared_norms(self) -> Tensor:
-        return squared_norms(self._flat())
+        return squared_row_norms(self._flat())
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         flat = widened(self._flat())
@@ -107,7 +107,7 @@ class OuterProducts(PerSampleGradients):
         left, right = widened(self.left), widened(self.right)
         tiny = torch.finfo(left.dtype).tiny  # squares below it underflow to zero: norms get what they may lack
         if left.shape[1] == 1:
-            lefts, rights = (squared_norms(t[:, 0]) + t.shape[2] * tiny for t in (left, right))
+            lefts, rights = (squared_row_norms(t[:, 0]) + t.shape[2] * tiny for t in (left, right))
             return lefts * rights, None
         left_gram, right_gram = left @ left.mT, right @ right.mT
         lefts, rights = (gram.diagonal(dim1=1, dim2=2) for gram in (left_gram, right_gram))
@@ -230,6 +230,6 @@ def sum_to(t: Tensor, kept: int) -> Tensor:
     return widened(t).sum(dims) if dims else t
 
 
-def squared_norms(x: Tensor) -> Tensor:
+def squared_row_norms(x: Tensor) -> Tensor:
     """Squared norms of the rows of (N, d), shape (N,), float32 or wider."""
     return torch.linalg.vector_norm(x, dim=1, dtype=torch.promote_types(x.dtype, torch.float32)).square()

@@ -36,18 +36,15 @@ def unrolled(
     if not isinstance(has_biases, bool):  # the overload for packed sequences, which has other arguments
         return NotImplemented
     x = input if batch_first else input.transpose(0, 1)
-    directions = 2 if bidirectional else 1
     starts: list[State] = list(zip(*hx, strict=True)) if mode == "lstm" else [(h,) for h in hx]
     count = len(weights) // len(starts)  # per layer and direction: two weights, two biases, a projection
     ends: list[State] = []
     for number in range(num_layers):
         outputs = []
-        for direction in range(directions):
-            index = len(ends)
-            own = x.flip(1) if direction else x
-            own_weights = list(weights[index * count : (index + 1) * count])
-            output, end = _one_direction(mode, own_weights, has_biases, own, starts[index])
-            outputs.append(output.flip(1) if direction else output)
+        for backwards in (False, True)[: 1 + bidirectional]:
+            own, index = x.flip(1) if backwards else x, len(ends)
+            output, end = _one_direction(mode, weights[index * count :][:count], has_biases, own, starts[index])
+            outputs.append(output.flip(1) if backwards else output)
             ends.append(end)
         x = torch.cat(outputs, 2)
         if dropout and train and number < num_layers - 1:
@@ -87,6 +84,7 @@ def _steps(inputs: Tensor, shifts: Tensor, weight: Tensor, projection: Any, mode
 
 
 def _shifts(inputs: Tensor, bias: Tensor | None) -> Tensor:
+    """The bias for each sample and time step, in a tensor like the inputs."""
     return torch.zeros_like(inputs) if bias is None else torch.zeros_like(inputs) + bias
 
 

@@ -75,19 +75,12 @@ def _product(one_pass: Pass, input: Tensor, weight: Any, bias: Any, *, transpose
 
 @rule(F.embedding)
 def _embedding(
-    one_pass: Pass,
-    func: Any,
-    input: Tensor,
-    weight: Any,
-    padding_idx: int | None = None,
-    max_norm: float | None = None,
-    norm_type: float = 2.0,
-    scale_grad_by_freq: bool = False,
-    sparse: bool = False,
+    one_pass: Pass, func: Any, input: Tensor, weight: Any, padding_idx: int | None = None, **named: Any
 ) -> Any:
-    if one_pass.is_trained(weight) and (max_norm is not None or scale_grad_by_freq):
-        raise Unmappable("an embedding with max_norm or scale_grad_by_freq")  # which functorch ignores
-    ids = given(one_pass, input, weight)
+    scaled = named.get("max_norm") is not None or named.get("scale_grad_by_freq")
+    ids = None if scaled else given(one_pass, input, weight)
+    if ids is None and padding_idx is not None and one_pass.is_trained(weight):
+        raise Unmappable("an embedding with padding and max_norm or scale_grad_by_freq")  # functorch ignores padding
     if ids is None:
         return NotImplemented
     entries = len(weight)

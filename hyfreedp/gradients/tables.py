@@ -13,7 +13,7 @@ from hyfreedp.gradients.per_sample import (
     OuterProducts,
     PerSampleGradients,
     relative_rounding,
-    squared_norms,
+    squared_row_norms,
     widened,
 )
 
@@ -43,7 +43,7 @@ class EmbeddingRows(PerSampleGradients):
     @cached_property
     def squared_norms(self) -> Tensor:
         sums, owners, _ = self._summed
-        return sums.new_zeros(len(self.ids)).index_add_(0, owners, squared_norms(sums))
+        return sums.new_zeros(len(self.ids)).index_add_(0, owners, squared_row_norms(sums))
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         sums, owners, tokens = self._summed
@@ -74,7 +74,7 @@ class TiedTable(PerSampleGradients):
         left, right = widened(self.head.left), widened(self.head.right)
         picked = left.gather(2, ids[:, None, :].expand(-1, left.shape[1], -1))
         cross = (picked * (right @ rows.mT)).sum((1, 2))
-        squares = [squared_norms(t.flatten(1)) for t in (left, right, rows)]
+        squares = [squared_row_norms(t.flatten(1)) for t in (left, right, rows)]
         rounding = relative_rounding(left, right) * (squares[0] * squares[1] * squares[2] * rows.shape[1]).sqrt()
         cross = 2 * (cross + rounding) + (0 if self.head.norm_error is None else self.head.norm_error)
         return self.embedding.squared_norms + self.head.squared_norms + cross
