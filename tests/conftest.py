@@ -1,6 +1,5 @@
 """What every test shares: the same seeds and threads on every machine, and no network."""
 
-import gc
 import os
 import time
 
@@ -17,16 +16,6 @@ torch.set_num_threads(1)  # the tests are small; threads would only wait for eac
 # The same examples every time: a failure is a change of the code, never of luck or of a busy machine.
 hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("repeatable")
-
-
-def pytest_collection_finish(session):
-    """What the imports have made is looked through by no garbage collection again."""
-    gc.collect()
-    gc.freeze()
-
-
-def pytest_unconfigure():
-    gc.unfreeze()
 
 
 def pytest_terminal_summary(terminalreporter):

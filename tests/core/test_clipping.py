@@ -288,7 +288,17 @@ LEAVING = {
 }
 
 
+@pytest.fixture(scope="module")
+def frozen():
+    """All that was there before is not looked through."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 @some_by_the_loop
+@pytest.mark.usefixtures("frozen")
 @pytest.mark.parametrize("loss", LEAVING)
 def test_nothing_is_left_behind(loss) -> None:
     """Neither of a pass nor of one that was interrupted: inputs die with their graph, parameters are back."""
