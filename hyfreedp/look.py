@@ -11,7 +11,7 @@ So a look compares the losses of one batch at
 
 where s^2 T is the sum of the squared factors of the schedule's remaining steps, and z one public standard normal. The
 signal to come is missing here, so only a part of the noise counts: kappa^2 = p^(3/4), where p is the share of the
-schedule that was made. Without privacy no noise is to come, and there is no z.
+schedule that was made. Without privacy z stays: steps of Adam's kin are of the size of the rate, noise or not.
 
 Each record votes between neighbouring rates (:func:`hyfreedp.privatize.privatize_votes`). Starting at the rate in
 force, the votes lead up or down while they exceed their noise. Only votes on this way are taken, but all are paid for.
@@ -197,7 +197,6 @@ class LookedRate(RateLearner):
         self._reach = math.sqrt(steps) * displacement  # of the run's noise, per unit of rate and of the gradient
         momentum = float(groups[0].get("momentum", 0.0))
         self._to_come = {t: noise_to_come(schedule, t, momentum) for t in looks}
-        self._private = noise_std > 0
         # Size of a private gradient's coordinates: public where there is noise, else the first gradient's.
         self._unit = (noise_std or math.nan) if proportional else 1.0
         self._first, self._c0 = eta, public_start(self._parameters, tables)
@@ -254,8 +253,6 @@ class LookedRate(RateLearner):
         public = NoiseGenerator(PUBLIC_SEED).child("look", self._made)
         ray = torch._foreach_sub(present, self._start)
         torch._foreach_div_(ray, self._level)
-        if not self._private:
-            return ray
         displacement = self._first_eta * self._reach * self._unit * self._to_come[self._made]
         for i, (way, ratio) in enumerate(zip(ray, self._ratios, strict=True)):
             z = public.child("z", i).normal(*way.shape, device=way.device)

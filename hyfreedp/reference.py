@@ -255,7 +255,7 @@ class Looks:
         """Compare the losses of the batch at all rates of the ladder, and move half the way to where votes lead."""
         way = [here - begun for here, begun in zip(self.now(), self.start, strict=True)]
         ray, public = [], NoiseGenerator(0).child("look", t)
-        std = self.noise_to_come(t) if sigma else 0.0
+        std = self.noise_to_come(t)
         for i, (moved, ratio) in enumerate(zip(way, self.ratios, strict=True)):
             z = public.child("z", i).normal(*moved.shape).to(moved.dtype)
             ray.append(moved / self.level + std * ratio * z)
