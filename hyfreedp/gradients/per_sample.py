@@ -44,7 +44,7 @@ class PerSampleGradients(ABC):
 
     @abstractmethod
     def select(self, samples: Tensor) -> PerSampleGradients:
-        """The gradients of the samples chosen by a boolean mask of shape (B,)."""
+        """The gradients of some samples, by their positions (n,) or a boolean mask (B,)."""
 
     def cheaper(self, memory: int) -> PerSampleGradients:
         """The same gradients in the form that takes least time, if they may take ``memory`` bytes."""
@@ -166,9 +166,12 @@ class PartlyInstantiated(PerSampleGradients):
         self.factors, self.inexact = factors, inexact
 
     def _instantiated(self) -> Iterator[tuple[Tensor, Instantiated]]:
-        for rows in self.inexact.nonzero()[:, 0].split(_INSTANTIATED_AT_ONCE):
-            chosen = torch.zeros_like(self.inexact).index_fill(0, rows, True)
-            yield rows, Instantiated(widened(self.factors.select(chosen).instantiate()))
+        for rows in self._rows.split(_INSTANTIATED_AT_ONCE):
+            yield rows, Instantiated(widened(self.factors.select(rows).instantiate()))
+
+    @cached_property
+    def _rows(self) -> Tensor:
+        return self.inexact.nonzero()[:, 0]  # waits for the device, as selecting by the mask would each time
 
     @cached_property
     def squared_norms(self) -> Tensor:
