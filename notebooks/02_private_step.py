@@ -465,8 +465,17 @@ together = (1.1**-2 + 3 * 12**-2) ** -0.5
 check(together, "312e303836")
 
 # %% [markdown]
-# 3. Suppose the sum in section 2 were divided by the true batch size in place of $B$. What could an attacker learn who knows all other records?
+# 3. Suppose the sum in section 2 were divided by the true batch size in place of $B$. What could an attacker learn who knows all other records? Take nine clipped gradients of length 1 that point one way. A tenth joins
+#    them, of length 1 too, that points the other way. How many times as far as with $B = 10$ does the mean move?
+
+# %%
+farther = None
+check(farther, "32")
 
 # %% [markdown] tags=["solution"]
-# *Solution.* More about whether the record was in the batch than the noise is meant to hide. The divisor changes by one, without noise. So the mean can move nearly twice as far. And the noise itself is divided by another number:
+# *Solution.* The mean goes from $9/9$ to $8/10$, a way of 0.2. With $B = 10$ it goes from $9/10$ to $8/10$, half as far. So an attacker learns more about whether the record was in the batch than the noise is meant to hide. The divisor changes by one, without noise, and the noise itself is divided by another number:
 # over the many weights of a real model its scatter alone tells which.
+
+# %% tags=["solution"]
+farther = (9 / 9 - 8 / 10) / (9 / 10 - 8 / 10)
+check(farther, "32")

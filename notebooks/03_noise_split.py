@@ -606,14 +606,22 @@ check(multiplied, lambda: truth("03.3"))
 
 # %% [markdown]
 # 4. A colleague proposes to draw a *fresh* batch for each probe, so that independent counting becomes correct. Which cost does that
-#    move from the noise to elsewhere? And are the three losses of one probe then independent?
+#    move from the noise to elsewhere? And are the three losses of one probe then independent? As one release, which noise multiplier do they have together at $\sigma_l = 12$?
+
+# %%
+as_one = None
+check(as_one, lambda: truth("03.4"))
+
+# %% tags=["solution"]
+as_one = 12 / 3**0.5
+check(as_one, lambda: truth("03.4"))
 
 # %% [markdown] tags=["solution"]
 # *Solutions.* (3) For large $\sigma_l$, $e^{1/\sigma_l^2} - 1 \approx \sigma_l^{-2}$, so what is left of $\mu^2$ fixes
 # $\frac{3T}{K}\sigma_l^{-2}$: four times the interval, half the noise. In the cell below $\sigma_l \sqrt K$ is nearly the same where $\sigma_l$ is
 # well above 1. (4) Each probe then needs data of its own, with
 # its own forward passes, and its losses are no longer those of the batch whose gradient is used; and the three losses still share
-# *their* batch, so they are one release with sensitivity $\sqrt 3$, not three samplings.
+# *their* batch, so they are one release with sensitivity $\sqrt 3$, not three samplings: $12/\sqrt3 = 6.9$.
 
 # %% tags=["solution"]
 line = pairs[(pairs.section == "interval") & (pairs.accountant == "gdp") & ~pairs.even]

@@ -585,6 +585,11 @@ check(relative_noise, lambda: truth("04.1"))
 
 # %% [markdown]
 # 2. `papermill notebooks/04_curve_fit.ipynb out.ipynb -p epsilon 50.0`. Section 2 has two tables, at $h = 5\eta$ (`reach`) and at $h = \eta$. In which of them are the signs right at $\varepsilon = 50$?
+#    To see why, take the same noise on the losses at both distances: how many times as large is the noise of the curvature at $h = \eta$ as at $h = 5\eta$?
+
+# %%
+times_the_noise = None
+check(times_the_noise, lambda: truth("04.2"))
 
 # %% tags=["solution"]
 run = Spec(task=task, method="paper", learning_rate=first_rate, epsilon=50.0, interval=interval, steps=steps)
@@ -597,7 +602,11 @@ for far in (reach, 1.0):
 
 # %% [markdown] tags=["solution"]
 # *Solution.* At the default: in the first, five times as far, in nearly nine of ten draws or more at each of the steps. At $h = \eta$ only early in the run. Even at $\varepsilon = 50$ the noise is as large as the change of the loss
-# over so short a distance.
+# over so short a distance. The curvature is a second difference over $h^2$, so its noise is $5^2 = 25$ times as large, and that of the slope five times.
+
+# %% tags=["solution"]
+times_the_noise = 5**2
+check(times_the_noise, lambda: truth("04.2"))
 
 # %% [markdown]
 # 3. The rate is constant, and the look comes after an eighth of the steps. Compute $\kappa s$ yourself.

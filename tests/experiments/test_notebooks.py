@@ -62,6 +62,14 @@ def test_students_have_answers_to_give_and_teachers_the_right_ones(source):
 
 
 @pytest.mark.parametrize("source", SOURCES)
+def test_every_cell_that_makes_a_figure_shows_it(source):
+    for cell in nbformat.read(of_students(source), as_version=4).cells:
+        if re.search(r"^(\w.*plt\.(subplots|figure)\(|figure = )", cell.source, re.MULTILINE):
+            kinds = [kind for output in cell.get("outputs", []) for kind in output.get("data", {})]
+            assert cell.cell_type != "code" or "image/png" in kinds, cell.source
+
+
+@pytest.mark.parametrize("source", SOURCES)
 def test_parameters_are_plain_checked_and_know_every_profile(source):
     defaults = notebooks.defaults(source)
     assert defaults["profile"] == "laptop"

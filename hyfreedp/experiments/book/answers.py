@@ -39,12 +39,17 @@ _TRUTHS: dict[str, Callable[..., Any]] = {
     "01.2": lambda cells, budget, records: bias_variance.fall_of_noise(cells, budget, records, 150, 1500),
     "01.3": lambda: stats.sem([1.6, 2.4] * 250, ddof=0),
     "02.1": lambda: automatic(0.02) * 0.02,
+    "02.3": lambda: (np.mean([1] * 9) - np.mean([1] * 9 + [-1])) / (0.9 - 0.8),
     "02.2": lambda: effective_noise(1.1, 12.0, "losses"),
     "03.1": lambda plan: _loss_noise(**plan, interval=5, gamma=1.03),
     "03.3": lambda: (np.log1p(1e-4) / np.log1p(4e-4)) ** 0.5,  # of e^(1/sigma^2) - 1 in proportion to K
     "03.2": lambda: optimize.brentq(lambda noise: effective_noise(2.0, noise, "losses") - 1.9, 1, 100),
+    "03.4": lambda: effective_noise(1e9, 12.0, "losses"),  # a gradient that tells nothing
     "03.5": lambda: _noise_of_the_mean(4000) / _noise_of_the_mean(1000),
     "04.1": lambda: 2**0.5 * (2 / 3) ** 0.5 / fit_quadratic([1, 0, -1], [0] * 3, 1.0).slope_std,
+    "04.2": lambda: (
+        fit_quadratic([1, 0, -1], [0] * 3, 1.0).curvature_std / fit_quadratic([5, 0, -5], [0] * 3, 1.0).curvature_std
+    ),
     "04.3": lambda: noise_to_come([1.0] * 80, 10),
     "11.1": lambda: np.diff(np.minimum([2, 2.1, 2.6], 2.1), n=2).item(),
     "11.3": lambda: np.tanh(0.5),  # (e - 1) / (e + 1)
