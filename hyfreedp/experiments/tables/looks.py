@@ -1,8 +1,8 @@
 """Preset robust on the places of version 0.1.0's record, on test data: ``python -m hyfreedp.experiments.tables.looks``.
 
 That record (``data/results/laptop/targets.csv``) has, at each place, the test accuracy of the best of a search over
-sixteen schedules that validation data chose. The same seeds are trained here with preset robust. (The committed runs
-are of the rule before today's, whose votes are signs.) Finished runs are kept, so that an interrupted command goes on.
+sixteen schedules that validation data chose. The same seeds are trained here with preset robust. Finished runs are
+kept, so that an interrupted command goes on.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from hyfreedp.experiments.runs.spec import Spec
 from hyfreedp.experiments.store.files import write_csv
 from hyfreedp.experiments.store.paths import RESULTS, workspace
 from hyfreedp.experiments.store.verdicts import COMPARABLE, Verdict, over_data_sets
-from hyfreedp.experiments.tables.image_classification import OURS
+from hyfreedp.experiments.tables.image_classification import CHOSEN_HERE, OURS
 from hyfreedp.experiments.tasks.registry import TASKS
 
 PLACE = ["task", "model", "tuning", "base", "steps", "epsilon"]
@@ -51,12 +51,12 @@ def judged(table: pd.DataFrame) -> list[Verdict]:
     """What :func:`gaps` say of preset robust at the places with privacy; of texts a point is one of right tokens."""
     private = table[table.index.get_level_values("epsilon") < float("inf")].today.dropna()
     points = pd.Series(private.to_numpy(), private.index.get_level_values("task"))
-    number = f"{over_data_sets(points, COMPARABLE)[1]}; its constants were chosen on these tasks, which decide nothing"
+    number = f"{over_data_sets(points, COMPARABLE)[1]}; {CHOSEN_HERE}"
     return [Verdict(OURS, "not shown", number, "ours", f"{len(points)} small places")]
 
 
 CONTENDERS = {
-    "today": "preset robust, by signs",
+    "today": "preset robust",
     "robust": "preset robust of version 0.1.0",
     "0.02, linear": "0.02, linear decay",
 }
