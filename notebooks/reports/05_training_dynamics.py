@@ -148,7 +148,7 @@ dynamics.numbers(rows).rename(columns=titles).round(4)
 #
 # The same curves as the paper has them: a pre-trained model, all of whose parameters are trained. Here it is a small ViT, pre-trained on Tiny ImageNet, on 20,000 images of
 # CIFAR-10 (profile `desktop` of notebook 06). "Tuned by hand" is the best constant of eight, chosen on validation data. The runs are a record,
-# `data/results/desktop/fine_tuning.csv`, that `python -m hyfreedp.experiments fine-tuning` makes. Preset robust is of version 0.2.0.dev0 (one run), all else of 0.1.0 (two).
+# `data/results/desktop/fine_tuning.csv`, that `python -m hyfreedp.experiments fine-tuning` makes. Preset robust is the rule before, of version 0.2.0.dev0 (one run), all else of 0.1.0 (two).
 
 # %%
 real = pd.read_csv(RESULTS / "desktop" / "fine_tuning.csv").assign(start="CIFAR-10")

@@ -39,7 +39,7 @@ def test_another_way_of_learning_the_rate_makes_another_cell(monkeypatch):
     def changed():
         return [spec.key != key for spec, key in before.items()]
 
-    monkeypatch.setattr("hyfreedp.experiments.runs.methods._LOOKS_OF_RECORDS", (0.31,))
+    monkeypatch.setattr("hyfreedp.look.CONSTANTS", (0.31,))
     assert changed() == [True, False, False]
     monkeypatch.setitem(METHODS, "paper", replace(METHODS["paper"], overrides={"gamma": 1.02}))
     assert changed() == [True, True, False]

@@ -68,15 +68,12 @@ class Method:
         """What a record's key says of how the rate is learned; None if it is not."""
         if not self.learns:
             return None
-        looks_by = _LOOKS_OF_RECORDS if self.settings.probe == "look" else ()
+        looks_by = look.CONSTANTS if self.settings.probe == "look" else ()
         return [LEARNING, self.preset, self.overrides, *looks_by, *([] if self.noise == "sound" else [self.noise])]
 
 
 # Raised where a learned rate comes out otherwise, so that runs of before are not taken for those of today.
 LEARNING = 1
-# The rule of looks by which the committed runs were made, that before today's: they are all made again at once, and are
-# told by the version that each names. To be replaced by ``look.CONSTANTS`` then.
-_LOOKS_OF_RECORDS = ("in turn", 6.0, look.LADDER, 1, (1 / 32, 1 / 8, 1 / 2), 0.75, 0.1, 0.5, 8.0, 0)
 
 METHODS = {
     "robust": Method("preset robust (ours)", "robust"),
