@@ -107,10 +107,11 @@ def audit(
     """
     check_type("train", train, Callable, "a function of a data set")
     check_type("collate_fn", collate_fn, Callable, "a function of a list of records")
+    _length("records", records)
     check_probability("confidence", confidence)
     if not 0 <= check_number("delta", delta) < 1:
         raise ValueError(f"delta must be in [0, 1), got {delta}")
-    if len(canaries) < 2:
+    if _length("canaries", canaries) < 2:
         raise ValueError(f"canaries must be at least 2, some hundred rather, got {len(canaries)}")
     coins = NoiseGenerator(seed).child("canaries").uniform(len(canaries)).numpy() < 0.5
     included = [canary for canary, coin in zip(canaries, coins, strict=True) if coin]
@@ -131,6 +132,13 @@ def audit(
     ceiling = perfect_bound(2 * (len(canaries) // 2), len(canaries), delta, confidence)
     bound = lower_bound([score], [coins], delta, confidence)
     return Audit(claimed=claimed, ceiling=ceiling, delta=delta, confidence=confidence, **bound._asdict())
+
+
+def _length(name: str, records: Any) -> int:
+    try:
+        return len(records)
+    except TypeError:
+        raise TypeError(f"{name} must have a length, as a map-style data set, got {type(records).__name__}") from None
 
 
 class Bound(NamedTuple):

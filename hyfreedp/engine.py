@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 from hyfreedp.accounting import NoiseSplit, PrivacyLedger, calibrate_noise
 from hyfreedp.accounting.calibrate import recounted
 from hyfreedp.accounting.split import MOST_STEPS
-from hyfreedp.checks import check_count, check_delta, check_flag, check_model, check_number, check_optimizer
+from hyfreedp.checks import check_count, check_delta, check_flag, check_model, check_number, check_optimizer, check_type
 from hyfreedp.data.batches import PhysicalBatchSize
 from hyfreedp.data.sampling import OneByOne, PoissonSampler, poisson_loader
 from hyfreedp.gradients import MEMORY_BUDGET, AutomaticClipping, Clipping, NoClipping, make_engine
@@ -241,8 +241,10 @@ class PrivacyEngine:
             module, optimizer: as :meth:`make_private_with_epsilon` returned them.
             checkpoint_dict: further tensors and plain values to save, such as a scheduler's state.
         """
-        _check_own(module, optimizer)
-        write_checkpoint(path, optimizer.state_dict(), checkpoint_dict or {})
+        _check_own(path, module, optimizer)
+        more = {} if checkpoint_dict is None else checkpoint_dict
+        check_type("checkpoint_dict", more, Mapping, "a dictionary of tensors and plain values")
+        write_checkpoint(path, optimizer.state_dict(), more)
 
     def load_checkpoint(
         self, *, path: str | os.PathLike[str], module: nn.Module, optimizer: HyFreeDPOptimizer
@@ -256,7 +258,7 @@ class PrivacyEngine:
         Returns:
             The ``checkpoint_dict``.
         """
-        _check_own(module, optimizer)
+        _check_own(path, module, optimizer)
         state, checkpoint_dict = read_checkpoint(path)
         optimizer.load_state_dict(state)
         return checkpoint_dict
@@ -295,7 +297,8 @@ def _check_clipping(clipping: Clipping | None, private: bool) -> Clipping:
     return clipping
 
 
-def _check_own(module: nn.Module, optimizer: HyFreeDPOptimizer) -> None:
+def _check_own(path: str | os.PathLike[str], module: nn.Module, optimizer: HyFreeDPOptimizer) -> None:
+    check_type("path", path, str | os.PathLike, "the path of a file")
     if not isinstance(optimizer, HyFreeDPOptimizer):
         raise TypeError(f"optimizer must be what make_private_with_epsilon returned, got {type(optimizer).__name__}")
     if optimizer.module is not module:
