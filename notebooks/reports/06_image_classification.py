@@ -21,10 +21,8 @@
 # * say what the paper's method owes to its first rate, and what to its noise.
 #
 # **The paper's items.** Tab. "cv main" (epsilon 1, 3 and none), its relatives in the appendix (standard deviations; epsilon 8;
-# a grid search with a schedule). Claims: HyFreeDP "almost outperforms all end-to-end DP baselines"; it "achieves comparable or superior
-# performance to NonDP-GS baseline without manual learning rate tuning in BitFit experiments"; "non-DP automatic learning rate schedulers (D-adaptation
-# and Prodigy) sometimes match grid-searched constants", but "perform poorly in DP training, especially with tighter privacy budgets and when the
-# number of trainable parameters is large".
+# a grid search with a schedule). Claims: HyFreeDP "almost outperforms all end-to-end DP baselines"; with BitFit it is "comparable or superior" to NonDP-GS; D-Adaptation
+# and Prodigy "perform poorly in DP training, especially with tighter privacy budgets and when the number of trainable parameters is large".
 
 # %% tags=["parameters"]
 profile = "laptop"  # how large: smoke, laptop, gpu or paper
@@ -35,10 +33,7 @@ train = True  # False: show what is finished or committed, and train nothing
 # %%
 from hyfreedp.experiments.book.parameters import check_parameters
 
-check_parameters(
-    globals(),
-    {"profile": ("smoke", "laptop", "gpu", "paper"), "seeds": int, "jobs": int, "train": bool},
-)
+check_parameters(globals(), {"profile": ("smoke", "laptop", "gpu", "paper"), "seeds": int, "jobs": int, "train": bool})
 
 # %%
 import matplotlib.pyplot as plt
@@ -116,9 +111,8 @@ points[["the paper", *points.columns.drop("the paper")]].dropna(thresh=2).style.
 
 # %%
 compared = image_classification.comparisons(rows)
-whole = compared[
-    compared.by_place.map(lambda points: points.index.nunique()) == compared.by_place.iloc[0].index.nunique()
-]
+places = compared.by_place.map(lambda points: points.index.nunique())
+whole = compared[places == places.iloc[0]]
 figure, axis = plt.subplots(figsize=(9, 1.6 + 0.36 * len(whole)))
 order = np.arange(len(whole))
 if whole.low.notna().any():
@@ -136,8 +130,6 @@ axis.invert_yaxis()
 across = int(((whole.low < 0) & (whole.high > 0)).sum())
 axis.set_title(f"{by_data_set.shape[1]} data sets decide little: {across} of {len(whole)} intervals reach across zero")
 plots.shared_legend(figure, [axis], ncols=3)
-
-# %%
 plots.save(
     figure,
     "06_image_classification",
@@ -148,9 +140,7 @@ plots.save(
 )
 
 # %% [markdown]
-# (\* Epsilon does not cover the choice of the rate.)
-#
-# **Does HyFreeDP recover with pre-trained weights, as the paper has them?** Not under privacy, from its own first rate of $10^{-4}$. It has 52 to 56 % on CIFAR-10, 22 to 25 % on
+# (\* Epsilon does not cover the choice of the rate.) **Does HyFreeDP recover with pre-trained weights, as the paper has them?** Not under privacy, from its own first rate of $10^{-4}$. It has 52 to 56 % on CIFAR-10, 22 to 25 % on
 # GTSRB and 65 to 69 % on Fashion-MNIST: far above chance, but a constant $10^{-4}$ scores the same on validation data. Without noise
 # ($\varepsilon = \infty$) its rate grows 4 to 23 times, and it is 0 to 16 points behind the best search.
 #
@@ -174,16 +164,10 @@ grid.set(yscale="log", ylabel="learning rate").set_titles("{col_name}")
 figure = grid.figure
 title = "Noise in every direction holds D-Adaptation and Prodigy at their start"
 figure.suptitle(f"{title} ({image_classification.data_set(here.task.iloc[0])})", y=1.03)
-
-# %%
-plots.save(
-    figure,
-    "06_image_classification_rates",
-    parameters=parameters,
-    inputs=[f"data/results/{main}/image_classification_rates.csv"],
-    shows="The learning rate over the steps (D-Adaptation and Prodigy: d times their rate), median and range over seeds.",
-    claim="D-Adaptation and Prodigy fail under DP with full fine-tuning and recover with BitFit.",
-)
+made = {"parameters": parameters, "inputs": [f"data/results/{main}/image_classification_rates.csv"]}
+made["claim"] = "D-Adaptation and Prodigy fail under DP with full fine-tuning and recover with BitFit."
+shows = "The learning rate over the steps (D-Adaptation and Prodigy: d times their rate), median and range over seeds."
+plots.save(figure, "06_image_classification_rates", shows=shows, **made)
 
 # %% [markdown]
 # Where all parameters are trained, privacy holds the estimate at its start or far below the rate that would work. With BitFit it is freer, and Prodigy does well on all real images. A good rate at the end is no
@@ -191,7 +175,7 @@ plots.save(
 #
 # ## 5. The control: is it the noise, the start or the rule?
 #
-# HyFreeDP has sound accounting here, and so other noise on its losses than the paper's own accounting gives it. Is the comparison fair? The same method was
+# HyFreeDP has sound accounting here, and so other noise on its losses than in the paper. So the same method was
 # trained with the noise that Algorithm 2 prints (its real $\varepsilon$ is then another than the target), and with a millionth of that noise on its losses, which is not private and shows
 # what the rule would do if it saw its losses almost exactly. Each began at the paper's first rate, $10^{-4}$, and at ten and a hundred times that; on the images as far as there was time, in single runs at $\varepsilon = 8$.
 #
@@ -203,27 +187,15 @@ if controls:
     found = pd.concat(controls.values(), ignore_index=True)
     drawn = found[found.epsilon == found.groupby(["task", "model", "tuning"]).epsilon.transform("max")]
     data = drawn.task.map(image_classification.data_set) + ", " + drawn.model.str[:3]
-    drawn = drawn.assign(
-        place=data + "\n" + drawn.tuning, name=drawn.method.map({name: one.title for name, one in METHODS.items()})
-    )
+    names = {name: one.title for name, one in METHODS.items()}
+    drawn = drawn.assign(place=data + "\n" + drawn.tuning, name=drawn.method.map(names))
     colours = [style["color"] for style in plots.SERIES[: drawn.name.nunique()]]
-    looks = {
-        "hue": "name",
-        "style": "name",
-        "palette": colours,
-        "markers": True,
-        "kind": "line",
-        "height": 2.8,
-        "aspect": 0.65,
-    }
-    grid = sns.relplot(drawn, x="first_rate", y="points", col="place", **looks)
+    looks = {"hue": "name", "style": "name", "palette": colours, "markers": True, "kind": "line"}
+    grid = sns.relplot(drawn, x="first_rate", y="points", col="place", height=2.8, aspect=0.65, **looks)
     grid.set(xscale="log", xlabel="first rate", ylabel="points to the grid search").set_titles("{col_name}")
     grid.refline(y=0, linestyle="-")
     sns.move_legend(grid, "upper center", bbox_to_anchor=(0.5, 0), ncols=2, title="")
     grid.figure.suptitle("The first rate decides; from a larger one HyFreeDP can be ahead of the search", y=1.05)
-
-# %%
-if controls:
     plots.save(
         grid.figure,
         "06_image_classification_control",
@@ -234,9 +206,7 @@ if controls:
     )
 
 # %% [markdown]
-# (Zero is the search over the paper's five rates.)
-#
-# **What favours the paper.** From a first rate that suits HyFreeDP is level with the search or ahead of it. On CIFAR-10, all weights, $\varepsilon = 8$, from $10^{-3}$ it reaches **63.5 % by either accounting, where the search has 63.0 and
+# (Zero is the search over the paper's five rates.) **What favours the paper.** From a first rate that suits HyFreeDP is level with the search or ahead of it. On CIFAR-10, all weights, $\varepsilon = 8$, from $10^{-3}$ it reaches **63.5 % by either accounting, where the search has 63.0 and
 # preset robust 62.7** (one run each way). On digits it is 1.9 to 2.3 points ahead from the best of three. No $\varepsilon$ covers that choice of a start.
 #
 # **The start.** From $10^{-4}$ the rate ends where it began, with either accounting; on digits from every first rate, at 0.8 to 1.2 times it.

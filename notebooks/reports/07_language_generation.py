@@ -111,13 +111,11 @@ means, theirs, runs = (summary.pivot(values=value, **lines)[metrics] for value i
 order = [line for line in summary.set_index(["epsilon", "method"]).index.unique()]
 share = means / means.xs("grid search", level="method").reindex(means.index, level="epsilon") - 1
 share["perplexity"] *= -1
-look = {"cmap": "BrBG", "gmap": share.loc[order].fillna(0), "axis": None, "vmin": -1, "vmax": 1, "subset": metrics}
-shown = (
-    means.loc[order]
-    .assign(**{"paper BLEU": theirs.BLEU})
-    .style.background_gradient(**look)
-    .format(precision=3, na_rep="–")
-)
+names = pd.Index([f"{method}, {epsilon:g}" for epsilon, method in order], name="method, epsilon")
+gmap = share.loc[order].fillna(0).set_axis(names)
+look = {"cmap": "BrBG", "gmap": gmap, "axis": None, "vmin": -1, "vmax": 1, "subset": metrics}
+shown = means.loc[order].assign(**{"paper BLEU": theirs.BLEU}).set_axis(names)
+shown = shown.style.background_gradient(**look).format(precision=3, na_rep="–")
 shown.set_caption("coloured by the difference to the grid search of the same epsilon; paper BLEU: Tab. gpt2, of GPT-2")
 
 # %%

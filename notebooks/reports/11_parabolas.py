@@ -35,14 +35,8 @@ from hyfreedp.experiments.book.parameters import check_parameters
 
 check_parameters(
     globals(),
-    {
-        "profile": ("smoke", "laptop", "gpu", "paper"),
-        "epsilon": float,
-        "seeds": int,
-        "step": int,
-        "reach": float,
-        "brightness": float,
-    },
+    {"profile": ("smoke", "laptop", "gpu", "paper"), "epsilon": float}
+    | {"seeds": int, "step": int, "reach": float, "brightness": float},
 )
 
 # %%
@@ -63,8 +57,6 @@ from hyfreedp.experiments.studies import bias_variance, landscape, loss_noise
 from hyfreedp.experiments.tasks.registry import TASKS
 
 plots.use_style()
-
-# %%
 if profile == "smoke":  # a small budget is calibrated quickly
     epsilon, step, seeds = 0.2, 2, min(seeds, 2)
     print(f"profile smoke sets epsilon = {epsilon}, step = {step} and seeds = {seeds}")
@@ -254,8 +246,6 @@ for axis, (observer, rows) in zip(axes[1:], result.groupby("observer", sort=Fals
 axes[1].set_ylabel("membership advantage")
 figure.suptitle("A raw rate gives the outlier away, a private one does not")
 plots.legend_below(axes[1], ncols=1)
-
-# %%
 plots.save(
     figure,
     "11_parabolas_attack",
@@ -291,9 +281,8 @@ for (distance, name), runs in table.groupby(["distance", "noise"], sort=False):
     best = runs[["R_l = L", "sum of three"]].mean().idxmax()
     number = f"{mean['R_l = L']:.0%} are within a factor of two at R_l = L, {mean['sum of three']:.0%} at the sum"
     rates = by_interval(*mean_interval(list(runs[best])), least=0.5)
-    decided.append(
-        Verdict("§ 3.2, 4.1: three losses clipped at R_l = L, or at their sum, give the rate", rates, number, case=case)
-    )
+    claim = "§ 3.2, 4.1: three losses clipped at R_l = L, or at their sum, give the rate"
+    decided.append(Verdict(claim, rates, number, case=case))
 for (distance, name), runs in table.groupby(["distance", "noise"], sort=False):
     case, right = f"h = {distance}, noise {noises[name]:.2%} of R_l ({name})", list(runs["right signs, sum"])
     claim = 'Fig. "lr loss curve": noise on the losses hardly changes the parabola'
@@ -302,18 +291,13 @@ for (distance, name), runs in table.groupby(["distance", "noise"], sort=False):
 raw = result[result.probe == "raw"].sort_values("advantage").iloc[-1]
 private = result[result.probe != "raw"]
 above = int((private.low > private.bound).sum())
-decided += [
-    Verdict(
-        "§ 3.1: a rate that is fitted to raw losses violates DP",
-        by_interval(raw.low, raw.high, least=0.5),
-        f"an outlier is found with advantage {raw.advantage:.2f}",
-    ),
-    Verdict(
-        "§ 3.1: a rate that is fitted to private losses does not",
-        by_attack(above),
-        f"an advantage above the bound in {above} of {len(private)} private settings",
-    ),
-]
+claim, said = "§ 3.1: a rate that is fitted to raw losses violates DP", by_interval(raw.low, raw.high, least=0.5)
+decided.append(Verdict(claim, said, f"an outlier is found with advantage {raw.advantage:.2f}"))
+claim, number = (
+    "§ 3.1: a rate that is fitted to private losses does not",
+    f"in {above} of {len(private)} private settings",
+)
+decided.append(Verdict(claim, by_attack(above), f"an advantage above the bound {number}"))
 verdict("11_parabolas", decided, parameters=parameters, inputs=run_inputs + inputs)
 
 # %% [markdown]

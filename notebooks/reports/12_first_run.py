@@ -19,9 +19,8 @@
 # * train a model under a stated $(\varepsilon, \delta)$ with HyFreeDP, which learns the rate inside the budget,
 # * read the curves that tell whether a privately learned rate can be trusted.
 #
-# It reproduces the idea of *Towards hyperparameter-free optimization with differential privacy* (HyFreeDP, ICLR 2025) on a
-# task that ships with scikit-learn, so it needs no download. The paper fine-tunes vision transformers on 26,000 to 75,000
-# images. Here a small network learns 1,500 images from scratch. That is a harder place to be private, and it shows. Words are explained in the
+# It has the idea of HyFreeDP (ICLR 2025) on a task that ships with scikit-learn. The paper fine-tunes vision transformers on 26,000 to 75,000
+# images; here a small network learns 1,500 from scratch, which is a harder place to be private. Words are explained in the
 # [glossary](../../docs/glossary.md), differential privacy (DP) in [the primer](../00_primer.ipynb).
 
 # %% tags=["parameters"]
@@ -44,7 +43,6 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import seaborn as sns
-from IPython.display import Markdown, display
 
 from hyfreedp import calibrate_noise
 from hyfreedp.accounting.composition import spent
@@ -59,7 +57,6 @@ from hyfreedp.experiments.store.verdicts import verdict
 from hyfreedp.experiments.tables import looks, small_tasks
 from hyfreedp.experiments.tasks.registry import TASKS
 
-# %%
 plots.use_style()
 archive.unpack_committed(profile)  # so that this notebook, opened alone, trains nothing that is known
 task = TASKS["digits"]
@@ -74,17 +71,8 @@ parameters = {"profile": profile, "epsilon": epsilon, "seeds": seeds, "interval"
 # What is protected is one *record*: one image. That is not one *person*: thirteen people wrote some 115 of these digits each. Where people have several records, tell the engine how many
 # (`records_per_person`), and it adds the noise that hides all of them.
 #
-# Training is $(\varepsilon, \delta)$-DP if for all data sets $D$ and $D'$ that differ by one record, and all sets $S$ of outcomes,
-#
-# $$ P(\text{training on } D \in S) \le e^{\varepsilon}\, P(\text{training on } D' \in S) + \delta. $$
-#
-# DP-SGD gets there step by step. It draws a random batch (every record with probability $q = B/N$), bounds what
-# one record can do to the gradient, and drowns the rest in noise:
-#
-# $$ \mathbf m = \frac 1B\Big(\sum_{i\in\text{batch}} \frac{\mathbf g_i}{\|\mathbf g_i\| + 0.01}
-#    + \sigma\, \mathcal N(0, I)\Big), \qquad \mathbf w \leftarrow \mathbf w - \eta\, \mathbf G(\mathbf m). $$
-#
-# $\mathbf G$ is any optimizer, here AdamW. An *accountant* finds the $\sigma$ that a budget needs.
+# Training is $(\varepsilon, \delta)$-DP as [the primer](../00_primer.ipynb) defines it, for data sets that differ by one record. DP-SGD gets there step by step ([notebook 02](../02_private_step.ipynb)): a random batch, gradients of bounded
+# length, noise, and a step of any optimizer, here AdamW, along its direction $\mathbf G$ at the rate $\eta$. An *accountant* finds the $\sigma$ that a budget needs.
 
 # %%
 protocol = {"target_delta": task.delta, "sample_rate": task.batch_size / task.train_size}
@@ -94,7 +82,7 @@ print(plain)
 # %% [markdown]
 # ## 2. Why tuning leaks
 #
-# The formula says nothing about $\eta$, so people try several and keep the best. But *which* rate did best depends on the
+# Nothing in this tells $\eta$, so people try several and keep the best. But *which* rate did best depends on the
 # private records, and each trial looked at all of them. Without further measures all trials have to be paid for. The
 # grid of this project has 8 rates, each constant or with linear decay: 16 runs.
 #
@@ -103,23 +91,15 @@ print(plain)
 # %%
 trials = 2 * len(EXTENDED_GRID)
 tuned_epsilon = spent(plain, trials * plain.steps)
-text = (
-    f"One run: epsilon = {plain.epsilon:.2f}. All {trials} runs together: **epsilon = {tuned_epsilon:.1f}**, computed by "
-    f"composition at the same delta = {task.delta:g}. (Randomised searches with their own analysis do better: "
-    "five runs on average cost 1.4 to 2 times one, notebook 09.)"
-)
-display(Markdown(text))
+print(f"One run: epsilon = {plain.epsilon:.2f}. All {trials} at the same delta, {task.delta:g}: {tuned_epsilon:.1f}.")
 
 # %% [markdown]
-# Why not $16 \times 3 = 48$? That sum is a valid bound, and a wasteful one: it assumes that every run shows its worst at once. What really
-# adds up is evidence: by how much likelier each outcome is with a given record than without it (as a logarithm). $\varepsilon$ is about the level that this sum passes with
-# probability $\delta$: its mean plus a few standard deviations. Over 16 runs the mean grows sixteenfold, but the standard deviation only fourfold, as the noises are independent. At so much
-# noise the standard deviations are most of $\varepsilon$. Hence a result between 4 and 16 times 3.
+# (Randomised searches with their own analysis do better: five runs on average cost 1.4 to 2 times one, notebook 09.) Why not $16 \times 3 = 48$? That sum is a valid bound, and a wasteful one. What adds up
+# is evidence: over 16 runs its mean grows sixteenfold, but its standard deviation only fourfold, as the noises are independent. At so much noise the standard deviation is most of $\varepsilon$. Hence a result between 4 and 16 times 3.
 #
 # ## 3. Learn the rate from a few private numbers
 #
-# There are two ways to learn the rate. Both ask the records a few times in a run. What they answer is clipped, summed and
-# noised as well. That takes 1 % more noise on the gradients, paid from the same budget.
+# There are two ways to learn the rate. Both ask the records a few times in a run. Their answers are clipped, summed and noised, for 1 % more noise on the gradients.
 # [`hyfreedp/reference.py`](../../hyfreedp/reference.py) has both, one sample at a time.
 #
 # * **HyFreeDP** (preset "paper") is the paper's algorithm. Every few steps it *probes* along the direction $\mathbf G$ in which the optimizer is
@@ -131,23 +111,12 @@ display(Markdown(text))
 #   records *look*: they compare how the run so far would have ended at other rates. Between two neighbours of eleven rates every record votes, by the share of its loss that it would lose. No vote can
 #   count for more than 1, so there is no threshold. The run moves half the way to where the votes lead, and ends at an average of its weights.
 #
-# Notebook 04 shows why a parabola is short-sighted. The figure is one step of both, after the paper's Fig. "overview": HyFreeDP learns eta and R_l under DP and leaves all other hyperparameters at constants.
-# **Predict first:** is there a way from the raw side to the new $\eta$ that meets no noise? And of everything that happens in a step, what may be written to a log file that the world can read?
-
+# Notebook 04 shows why a parabola is short-sighted. [One figure](../../docs/method.md) has a step of both, after the paper's Fig. "overview": what is raw and what is private, and which hyperparameters are learned.
+# **Predict first:** is there a way from the raw side to the new $\eta$ that meets no noise?
 #
-# ![one step of HyFreeDP: what is raw, what is private, and which hyperparameters are learned](../../docs/overview.svg)
-#
-# **What to see.** There is no such way: nothing crosses from the dark side to the light one but through a black box, which adds noise. All that is
-# on the light side follows from released values. By *post-processing* it may be logged and used again, also to look at
-# the records once more. That is how $G$, $R_l$ and the ray through the weights return to the left. Three kinds of numbers run a step, by their outline:
-#
-# * *DP-related* (black): noise, from the budget, and two constants, $\gamma$ and $K$;
-# * *data-independent* (dotted): batch size, number of steps, the optimizer's own defaults and the start of preset robust;
-# * *data-dependent* (thick): the rate, and the clipping threshold of preset paper. They are what one would otherwise tune.
-#
+# There is none. All that follows from released values may be logged and used again by *post-processing*, also to look at the records once more.
 # The README has the ten lines that do this in your own code.
-
-# %% [markdown]
+#
 # ## 4. Four ways to choose the rate
 #
 # Preset "paper" starts from 1e-4, preset "robust" from its public rate. Beside them stand the **best** and the **worst** of the 16 grid runs, known from a study of
@@ -170,18 +139,12 @@ records = run_cells(runs, CELLS, description="training runs")
 # %%
 history = pd.concat([read_steps(spec, CELLS).assign(choice=name, seed=spec.seed) for spec, name in runs.items()])
 history["test accuracy (%)"] = 100 * history.test_accuracy
-long = (
-    history.rename(columns={"eta": "learning rate"})
-    .melt(["choice", "step"], ["learning rate", "test accuracy (%)"], "quantity", "value")
-    .dropna()
-)
-colours = dict(
-    zip(choices, (plots.STYLES[name]["color"] for name in ("robust", "paper", "best", "worst")), strict=True)
-)
-look = {"hue": "choice", "style": "choice", "palette": colours, "estimator": "median", "errorbar": ("pi", 100)}
-curves = sns.relplot(
-    long, x="step", y="value", col="quantity", kind="line", facet_kws={"sharey": False}, height=3.4, **look
-)
+shown = history.rename(columns={"eta": "learning rate"})
+long = shown.melt(["choice", "step"], ["learning rate", "test accuracy (%)"], "quantity", "value").dropna()
+colours = [plots.STYLES[name]["color"] for name in ("robust", "paper", "best", "worst")]
+look = {"hue": "choice", "style": "choice", "palette": dict(zip(choices, colours, strict=True))}
+look |= {"estimator": "median", "errorbar": ("pi", 100), "facet_kws": {"sharey": False}, "height": 3.4}
+curves = sns.relplot(long, x="step", y="value", col="quantity", kind="line", **look)
 curves.set_titles("{col_name}").set_ylabels("").axes[0, 0].set_yscale("log")
 curves.figure.suptitle("Preset paper stays where it starts; a rate that is too low learns nothing", y=1.04)
 
@@ -190,10 +153,9 @@ of_paper = history[(history.choice == "HyFreeDP (preset paper)") & (history.seed
 sigma_loss = records[runs_each]["noise_split"]["sigma_loss"]  # the first run after those of preset robust
 votes = history.dropna(subset="margins")
 figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.6))
+look = {"fmt": "s", "capsize": 2, "color": plots.STYLES["paper"]["color"]}
 noise = of_paper.loss_threshold * sigma_loss / task.batch_size
-left.errorbar(
-    of_paper.step, of_paper.private_loss, yerr=noise, fmt="s", capsize=2, color=plots.STYLES["paper"]["color"]
-)
+left.errorbar(of_paper.step, of_paper.private_loss, yerr=noise, **look)
 left.set(title="Preset paper: noise (1 sd) drowns the changes", xlabel="step", ylabel="private mean loss (nats)")
 for place, (made, rows) in enumerate(votes.groupby("step")):
     for row in rows.itertuples():
@@ -208,10 +170,7 @@ right.set_title("Preset robust: many votes are clear of it (1 sd)")
 plots.legend_below(right, ncols=2)
 
 # %% [markdown]
-# (The first loss, at step 0, lies on the threshold $R_l = 1$, to which all losses were clipped. It says hardly anything of the data.)
-#
-# A line search stands or falls with how clear its slope is. The three losses carry noise that is large against the *differences* between
-# them (left), and a rate that starts low has a long way to go. The paper reports that it works on its own tasks, where
+# (The first loss, at step 0, lies on the threshold $R_l = 1$, to which all losses were clipped.) The three losses carry noise that is large against the *differences* between them (left), and a rate that starts low has a long way to go. The paper reports that it works on its own tasks, where
 # batches are larger and models are already trained. Votes (right) have no scale that could be too small.
 #
 # ## 5. What each cost
@@ -223,21 +182,12 @@ table = 100 * by_choice.accuracy.agg(["mean", "std"]).rename(columns={"mean": "a
 table["epsilon of the run"] = by_choice.epsilon_spent.max()
 found_by_search = table.index.str.startswith("grid's")
 table["epsilon with tuning"] = np.where(found_by_search, tuned_epsilon, table["epsilon of the run"])
-plots.save(
-    curves.figure,
-    "12_first_run",
-    parameters=parameters,
-    inputs=[f"cell {spec.key}" for spec in runs],
-    shows="Learning rate and test accuracy over the steps of four ways to train: median and range over the runs.",
-    claim='Fig. "train curve": HyFreeDP learns a schedule whose accuracy approaches the manually tuned baseline.',
-)
-plots.save(
-    figure,
-    "12_first_run_releases",
-    parameters=parameters,
-    inputs=[f"cell {spec.key}" for spec in runs],
-    shows="What the records say: the private losses of preset paper, the votes of preset robust, each with its noise.",
-)
+made = {"parameters": parameters, "inputs": [f"cell {spec.key}" for spec in runs]}
+shows = "Learning rate and test accuracy over the steps of four ways to train: median and range over the runs."
+claim = 'Fig. "train curve": HyFreeDP learns a schedule whose accuracy approaches the manually tuned baseline.'
+plots.save(curves.figure, "12_first_run", shows=shows, claim=claim, **made)
+shows = "What the records say: the private losses of preset paper, the votes of preset robust, each with its noise."
+plots.save(figure, "12_first_run_releases", shows=shows, **made)
 table.round(2)
 
 # %% [markdown]
@@ -249,8 +199,7 @@ table.round(2)
 # Two tasks, three budgets, five seeds, one setting for all. Zero is the best of the 16 grid
 # runs, chosen by test accuracy. Also shown is the single rate 0.02 with linear decay. As one of the 16 it can tie with the
 # best, never beat it. AdamW on normalised gradients is nearly
-# free of scale, so this one constant does well on both tasks. It is a prior about the optimizer that happens to fit, and
-# worth knowing before believing any claim about tuning: at five of the six places it is ahead of preset "robust". That starts from a prior of
+# free of scale, so this one constant does well on both tasks: at five of the six places it is ahead of preset "robust". That starts from a prior of
 # the same kind, and pays for looks that tell it where the prior is wrong.
 #
 # **Predict first:** how far from the best of 16 tuned runs is a rate that was learned in one?
@@ -260,22 +209,11 @@ compared = small_tasks.gaps(study)
 compared["place"] = compared.task + ", epsilon = " + compared.epsilon.map("{:g}".format)
 titles = {"linear": "0.02, linear decay", "robust": "preset robust", "paper": "preset paper, from 1e-4"}
 names = list(dict.fromkeys(compared.sort_values(["task", "epsilon"]).place))
-
-# %%
 figure, axis = plt.subplots(figsize=(9, 3.6))
-for shift, (method, style) in zip(
-    (-0.15, 0.15, 0.0), (("linear", "alternative"), ("robust", "robust"), ("paper", "paper")), strict=True
-):
+for shift, method, style in ((-0.15, "linear", "alternative"), (0.15, "robust", "robust"), (0.0, "paper", "paper")):
     found = compared[compared.method == method].set_index("place").loc[names]
-    error = found["std"] / found["count"] ** 0.5
-    axis.errorbar(
-        found.gap,
-        np.arange(len(names)) + shift,
-        xerr=error,
-        capsize=2,
-        label=titles[method],
-        **plots.marks(plots.STYLES[style]),
-    )
+    look = {"xerr": found["std"] / found["count"] ** 0.5, "label": titles[method], **plots.marks(plots.STYLES[style])}
+    axis.errorbar(found.gap, np.arange(len(names)) + shift, capsize=2, **look)
 axis.axvline(0, color="0.3", linewidth=1)
 axis.set_xscale("symlog", linthresh=5)
 axis.set_xticks([-80, -40, -20, -10, -5, 0, 5], ["-80", "-40", "-20", "-10", "-5", "0", "5"])
@@ -285,16 +223,10 @@ axis.set_xlabel("points of accuracy to the best of 16 runs, ± standard error of
 furthest = -compared[compared.method == "robust"].gap.min()
 axis.set_title(f"Preset robust is within {furthest:.1f} points of a rate tuned by hand, preset paper far away")
 plots.shared_legend(figure, [axis], ncols=3)
-
-# %%
-plots.save(
-    figure,
-    "12_first_run_gaps",
-    parameters=parameters,
-    inputs=["data/results/laptop/accuracy.csv"],
-    shows="Accuracy of learned rates minus that of the best of 16 tuned runs, on two tasks at three budgets.",
-    claim='Tab. "cv_main": HyFreeDP matches or surpasses NonDP-GS, the tuned upper bound, on most data sets.',
-)
+claim = 'Tab. "cv_main": HyFreeDP matches or surpasses NonDP-GS, the tuned upper bound, on most data sets.'
+made = {"parameters": parameters, "claim": claim, "inputs": ["data/results/laptop/accuracy.csv"]}
+shows = "Accuracy of learned rates minus that of the best of 16 tuned runs, on two tasks at three budgets."
+plots.save(figure, "12_first_run_gaps", shows=shows, **made)
 
 # %% [markdown]
 # ### All places at a glance
@@ -328,19 +260,11 @@ axis.axvline(0, color="0.3", linewidth=1)
 axis.set(xlim=(-12, 4), xlabel="points to the best of the search", ylabel="runs that come so near (%), 95 % bands")
 axis.set_title("Preset robust's runs mostly lose less than their forerunner's and than the constant's")
 axis.legend()
-
-# %%
-plots.save(
-    figure,
-    "12_first_run_places",
-    parameters=parameters,
-    inputs=["data/results/laptop/looks.csv", "data/results/laptop/targets.csv"],
-    shows="The share of runs that come at least so near to the best of a search, over all places of the record.",
-    claim='Tab. "cv_main": HyFreeDP matches or surpasses NonDP-GS, the tuned upper bound, on most data sets.',
-)
-plots.folded(
-    "Over the places", looks.summary(looks.gaps(looks.places(), today)).rename(looks.CONTENDERS).style.format("{:.1f}")
-)
+made["inputs"] = ["data/results/laptop/looks.csv", "data/results/laptop/targets.csv"]
+shows = "The share of runs that come at least so near to the best of a search, over all places of the record."
+plots.save(figure, "12_first_run_places", shows=shows, **made)
+over = looks.summary(looks.gaps(looks.places(), today)).rename(looks.CONTENDERS)
+plots.folded("Over the places", over.style.format("{:.1f}"))
 
 # %% [markdown]
 # ## Verdict
@@ -355,13 +279,11 @@ verdict("12_first_run", decided, parameters=parameters, inputs=inputs)
 # %% [markdown]
 # ## Where this differs from the paper
 #
-# * Task, model and batch size: 1,500 or 8,000 records and a three-layer network from scratch, instead of fine-tuned vision
-#   transformers on 26,000 to 75,000 images. Profile `laptop`; $T = 100$ steps, $B = 500$, $\delta = 10^{-4}$.
+# * Task and model: 1,500 or 8,000 records and a three-layer network from scratch. Profile `laptop`; $T = 100$ steps, $B = 500$, $\delta = 10^{-4}$.
 # * Accounting: the gradient and the probes of a step use the same batch. We count them as one release; the paper counts
 #   them as separate samplings, which understates $\varepsilon$ where a batch is a small share of the data: 4.02 is spent for 3 (notebook 03). On these digits it does not (notebook 06, section 7).
-# * Preset "robust" (public start, looks, average, budget per step) is ours. Preset "paper" keeps the paper's probe but needs
-#   GeN's guards around $b/a$ and its smoothing, which the paper's Algorithm 1 does not print; they are those of its authors'
-#   package, which probes on the next batch, where Algorithm 1 and the preset probe on the same.
+# * Preset "robust" (public start, looks, average, budget per step) is ours. Preset "paper" has GeN's guards around $b/a$ and its smoothing, which Algorithm 1 does not print. They are those of its authors' package,
+#   which probes on the next batch, where Algorithm 1 and the preset probe on the same.
 #
 # ## Exercises
 #
