@@ -314,7 +314,7 @@ margin_noise = None
 check(margin_noise, lambda: truth("12.2", history))
 
 # %% [markdown] tags=["solution"]
-# *Solution.* $\sigma_l \cdot 1 / B$. Few margins are so close that noise of this size decides them.
+# *Solution.* $\sigma_l \cdot 1 / B$. At the first look noise of this size decides most margins, later hardly any.
 
 # %% tags=["solution"]
 margin_noise = records[0]["noise_split"]["sigma_loss"] / 500
