@@ -192,7 +192,7 @@ class GradientEngine:
             begin(piece, attempt)
             decisions = Decisions(piece.path if attempt < _MAX_ATTEMPTS else ())
             with suppress(Regroup):  # until its decisions are those of its path
-                with unchanged(self.module), SingleSample(decisions) as mode:
+                with unchanged(self.module), SingleSample(decisions, trained) as mode:
                     tensors = [mode.mark(t[0].clone()) for t in piece.group.tensors]  # a loss may write into them
                     value = one_number(loss(piece.group.record(tensors)))[None]
                 break

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -53,7 +54,14 @@ class Isolated(TorchFunctionMode):
 
 
 class SingleSample(Isolated):
-    """A mode around the loss of one sample that is computed alone."""
+    """A mode around the loss of one sample that is computed alone; ``trained``: parameters that a map has copies of."""
+
+    def __init__(self, decisions: Decisions, trained: Iterable[nn.Parameter] = ()) -> None:
+        super().__init__(decisions)
+        self._trained = {id(p) for p in trained}
+
+    def is_own(self, t: Tensor) -> bool:
+        return id(t) in self._trained or super().is_own(t)
 
     def mark(self, t: Any) -> Any:
         # Parameters are all samples' own: the guard compares them, and puts them back.
@@ -62,7 +70,9 @@ class SingleSample(Isolated):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
         self.check_random_numbers(kwargs)
-        if not any([self.is_own(t) for t in tensors_in(*args, *kwargs.values())]):
+        given = tensors_in(*args, *kwargs.values())
+        shared = [t for t in given if not self.is_own(t)]  # also if an operation returns them as they are
+        if len(shared) == len(given):
             return func(*args, **kwargs)
         if func in DECISIONS and self.decisions.path:
             self.decisions.answer(asked(func, *args)[1][None])
@@ -70,4 +80,4 @@ class SingleSample(Isolated):
         for t in written(func, args, kwargs):
             self.mark(t)
             self.mark(t._base)  # of which it may be a view
-        return tree_map(self.mark, result)
+        return tree_map(lambda t: t if any(t is one for one in shared) else self.mark(t), result)

@@ -241,7 +241,7 @@ class Pass(Isolated):
 
     def _check_own(self, t: Any) -> None:
         """Refuse a wrapped tensor of another pass; functorch cannot tell, since levels are numbers that it reuses."""
-        while is_wrapped(t) and not self.is_own(t):
+        while not self.is_own(t) and is_wrapped(t):
             if self.level.holds(t):
                 raise Unmappable("what no operation of torch shows, as a compiled script")
             t = unwrapped(t)

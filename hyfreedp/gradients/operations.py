@@ -28,7 +28,8 @@ METADATA |= _named("size dim numel is_floating_point __len__", Tensor)
 MEMORY_LAYOUT = _named("stride is_contiguous storage_offset", Tensor)
 HAS_GRADIENT = Tensor.requires_grad.__get__  # type: ignore[attr-defined]
 REQUIRES_GRADIENT = {HAS_GRADIENT, Tensor.requires_grad.__set__, Tensor.requires_grad_}  # type: ignore[attr-defined]
-_REACHES_MEMORY = _attributes("data _base") | _named("numpy __array__ __repr__ __format__ __reduce_ex__", Tensor)
+_REACHES_MEMORY = _attributes("data _base")
+_REACHES_MEMORY |= _named("numpy __array__ __dlpack__ untyped_storage __repr__ __format__ __reduce_ex__", Tensor)
 _MISMAPPED = set(  # names of functions that vmap maps wrongly
     "resize_ resize_as_ as_strided as_strided_ as_strided_copy set_ select_scatter linear_cross_entropy "
     "quantize_per_tensor quantize_per_tensor_dynamic quantize_per_channel _is_all_true _is_any_true".split()

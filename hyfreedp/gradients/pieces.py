@@ -57,6 +57,8 @@ class Decisions:
 
 def _agree(answers: Tensor, before: Tensor) -> bool:
     """Whether all answers equal an earlier one, up to rounding, which differs with the size of a group."""
+    if answers.dtype != before.dtype or answers.shape[1:] != before.shape:
+        return False
     if answers.is_floating_point() or answers.is_complex():
         return torch.allclose(answers, before.expand_as(answers), rtol=1e-4, equal_nan=True)
     return bool((answers == before).all())

@@ -47,7 +47,7 @@ def check_plain_loss(samples: StepBatch, module: nn.Module, key: bytes) -> bool:
         tensors = [t.flatten(0, 1) for t in group.take(torch.tensor(rows)).tensors if t.dim() > 1]
         if len(tensors) < len(group.tensors):  # a scalar per record, which has no batch dimension to join
             return None
-        with random_states_of(key, samples.device), unchanged(module):
+        with random_states_of(key, samples.device), unchanged(module, by_value=True):
             try:  # as one sample of several rows, so that the loss cannot keep a usable tensor of it
                 one_pass = Pass([], 1, memory_budget=0)
                 value = one_pass.losses(lambda some: samples.loss(group.record(some)), [t[None] for t in tensors])

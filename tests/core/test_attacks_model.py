@@ -3,6 +3,7 @@
 import copy
 import math
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -94,6 +95,10 @@ LEARNING = {
     "by another tensor": ("ema", lambda layer, mean, call: setattr(layer, "ema", torch.ones(8))),
     "by a new buffer": ("seen", lambda layer, mean, call: layer.register_buffer("seen", torch.ones(8))),
     "in a frozen parameter": ("frozen", lambda layer, mean, call: layer.frozen.data.copy_(mean)),
+    "in a frozen parameter through DLPack": (
+        "frozen",
+        lambda layer, mean, call: call > 12 and np.from_dlpack(layer.frozen.detach()).fill(float(mean[0])),
+    ),
     "in a parameter": ("bias", lambda layer, mean, call: layer.bias.data.copy_(mean)),
     "in a parameter, in probes": (
         "bias",
@@ -102,6 +107,7 @@ LEARNING = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:samples are computed one at a time")
 @pytest.mark.parametrize("case", LEARNING)
 def test_a_buffer_that_learns_is_refused_by_name_and_put_back(case):
     """Or a parameter, written to through ``.data``."""
