@@ -1,7 +1,6 @@
 """ChaCha20 as one kernel of Triton: the keystream of :mod:`hyfreedp.noise.cipher`, forty times as fast on a GPU.
 
-There each elementwise operation reads and writes all words; here a block's sixteen words stay in registers. Triton
-comes with PyTorch's builds for CUDA and ROCm on Linux, and nothing else imports this module.
+A block's words stay in registers, where elementwise operations move all. PyTorch for CUDA and ROCm brings Triton.
 """
 
 from __future__ import annotations
@@ -87,5 +86,6 @@ def chacha20(key: bytes, first: int, blocks: int, device: torch.device) -> Tenso
     words = struct.unpack("<12i", b"expand 32-byte k" + key)
     start = torch.tensor(words, dtype=torch.int32).to(device, non_blocking=True)
     output = torch.empty(16 * blocks, dtype=torch.int32, device=device)
-    _keystream[(triton.cdiv(blocks, _BLOCKS),)](output, start, first, blocks, BLOCKS=_BLOCKS)
+    with torch.cuda.device_of(output):  # else Triton launches on the current device, which may be another
+        _keystream[(triton.cdiv(blocks, _BLOCKS),)](output, start, first, blocks, BLOCKS=_BLOCKS)
     return output.view(torch.int64)
