@@ -181,7 +181,7 @@ class GradientEngine:
             gradients = one_pass.gradients(losses) if trained and backward else {}
         if piece.wanted is None:
             return losses, gradients
-        chosen = torch.zeros(len(group), dtype=torch.bool).index_fill(0, piece.wanted, True).to(losses.device)
+        chosen = piece.wanted.to(losses.device)
         return losses[chosen], {p: g.select(chosen) for p, g in gradients.items()}
 
     def _alone(
