@@ -99,7 +99,7 @@ def over_data_sets(values: pd.Series, least: float = -math.inf, most: float = ma
     words = ", ".join(f"{name} {mean:+.1f}" for name, mean in means.items()) + " points"
     words += f"; mean {means.mean():+.1f}" if len(means) > 1 else ", one data set"
     # An interval of two has one degree of freedom: wider than what it is about.
-    words += f", 95 % interval {low:+.1f} to {high:+.1f} over {len(means)} data sets" if len(means) > 2 else ""
+    words += f" (95 %: {low:+.1f} to {high:+.1f})" if len(means) > 2 else ""
     needed = would_decide(list(means), least if math.isfinite(least) else most)
     if outcome == "not shown" and needed:
         words += f"; {needed if needed <= 100 else 'more than 100'} data sets would decide"

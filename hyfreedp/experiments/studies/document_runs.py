@@ -76,14 +76,14 @@ def rates(curves: pd.DataFrame) -> pd.DataFrame:
 def judged(found: pd.DataFrame, data: str) -> list[Verdict]:
     """The claims of Fig. "llama", by :func:`rates`. One data set, whose runs give no interval and decide none."""
     runs, decided = found.set_index("row"), []
-    for row, case in (("hyfreedp_claimed", "as the paper accounts it"), ("hyfreedp_paper", "soundly accounted")):
+    for row, case in (("hyfreedp_claimed", "the paper's accounting"), ("hyfreedp_paper", "sound accounting")):
         at = runs.loc[[row]]
         rise, fall = at.largest / at["first"], at["last"] / at.largest
         both = (rise >= ROSE) & (fall <= FELL)
         number = (
             f"{both.sum()} of {len(at)} runs, {data}: to {rise.min():.2f} to {rise.max():.2f} times its first, then "
         )
-        number += f"to {fall.min():.2f} to {fall.max():.2f} of that; they really spend epsilon = "
+        number += f"to {fall.min():.2f} to {fall.max():.2f} of that; epsilon "
         number += f"{at.epsilon_run.mean():.2f}"
         claim = 'Fig. "llama": the learned rate increases, then decreases'
         outcome = by_data_sets(both.set_axis([data] * len(at)).astype(float), least=1.0)

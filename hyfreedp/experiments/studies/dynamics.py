@@ -107,7 +107,7 @@ def judged(*parts: pd.DataFrame) -> list[Verdict]:
                 five.append((data, gaps[5] - gaps[1]))
                 shapes += [lines.loc[f"K = {k}"] for k in gaps]
     claims = [
-        (CLOSE, best, COMPARABLE, 'Fig. "train curve", from the paper\'s first rate, 0.0001, at its best K'),
+        (CLOSE, best, COMPARABLE, 'Fig. "train curve", from 0.0001 at its best K'),
         ('Fig. "train curve": K = 1 converges best', one, 0.0, ""),
         ('Fig. "train curve": K = 5 is as good as K = 1', five, COMPARABLE, ""),
     ]

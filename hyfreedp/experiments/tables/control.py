@@ -79,19 +79,19 @@ def cases(found: pd.DataFrame) -> list[Verdict]:
     best first rate that was tried at a place: chosen by test accuracy, in its favour, and not covered by epsilon.
     """
     told = []
-    for method, way in (("paper_claimed", "as the paper accounts it"), ("paper", "soundly accounted")):
+    for method, way in (("paper_claimed", "the paper's accounting"), ("paper", "sound accounting")):
         runs = found[found.method == method]
         first = runs[(runs.first_rate == FIRST_RATES[0]) & runs.within & (method == "paper_claimed")]
         several = runs[runs.groupby(PLACE).first_rate.transform("max") > FIRST_RATES[0]]
         best = runs.loc[several.groupby(PLACE).points.idxmax()]
         for start, part in {
-            "the paper's first rate, 0.0001": first,
-            "the best first rate that was tried": best,
+            "0.0001": first,
+            "the best first rate tried": best,
         }.items():
             if len(part):
                 outcome, number = over_data_sets(part.set_index(part.task.map(data_set)).points, COMPARABLE)
                 spent = part.groupby("epsilon").epsilon_true.max()
-                number += f"; it really spends {', '.join(f'{true:.2f} for {e:g}' for e, true in spent.items())}"
+                number += f"; spends {', '.join(f'{true:.2f} for {e:g}' for e, true in spent.items())}"
                 told.append(Verdict(CLOSE, outcome, number, case=f"from {start}, {way}"))
     return told
 
@@ -113,7 +113,7 @@ def against_ours(found: pd.DataFrame, rows: pd.DataFrame) -> Verdict:
     for one in best[(best.accuracy > best.grid) & (best.points < 0) & (best.index != "digits")].itertuples():
         number += f"; {one.Index}, {one.tuning}, epsilon = {one.epsilon:g}: HyFreeDP from {one.first_rate:g} has "
         number += f"{one.accuracy:.1f} %, the search {one.grid:.1f}, preset robust {one.hyfreedp_robust:.1f}"
-    return Verdict(OURS, outcome, number, "ours", "beside HyFreeDP from the best first rate that was tried")
+    return Verdict(OURS, outcome, number, "ours", "beside HyFreeDP from the best first rate tried")
 
 
 def main() -> None:

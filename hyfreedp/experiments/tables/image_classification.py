@@ -162,7 +162,7 @@ class Claim:
 CLOSE, OURS = "HyFreeDP comes close to a rate that was tuned", "Preset robust comes close to a rate that was tuned"
 CHOSEN_HERE = "its constants were chosen on these tasks, which decide nothing"  # of preset robust
 SURPASSES = "DP-hyper surpasses D-Adaptation and Prodigy"
-FROM = "from the paper's first rate, 0.0001, soundly accounted"
+FROM = "from 0.0001, sound accounting"
 CLAIMS = (
     Claim(CLOSE, "hyfreedp_paper", "grid", COMPARABLE, "full", f"all weights, {FROM}"),
     Claim(CLOSE, "hyfreedp_paper", "grid", COMPARABLE, "bitfit", f"BitFit, {FROM}"),
@@ -217,7 +217,7 @@ def judged(rows: pd.DataFrame) -> list[Verdict]:
         if not len(points):
             continue
         outcome, number = over_data_sets(points, claim.least)
-        number += f"; beyond reach, left out: {over_data_sets(left_out)[1]}" if len(left_out) else ""
+        number += f"; left out, beyond reach: {over_data_sets(left_out)[1]}" if len(left_out) else ""
         wide = theirs[np.isfinite(theirs.epsilon) == claim.private].pivot(
             index=PAPER_PLACE, columns="row", values="value"
         )
@@ -225,7 +225,7 @@ def judged(rows: pd.DataFrame) -> list[Verdict]:
         if claim.better in wide and claim.worse in wide:
             printed = wide[claim.better] - wide[claim.worse]
             printed = printed if claim.tuning is None else printed.loc[[claim.tuning]]
-            number += f" (the paper's tables: {printed.mean():+.1f})"
+            number += f" (paper: {printed.mean():+.1f})"
         decided.append(
             Verdict(claim.text, outcome, number, "ours" if claim.text == OURS else "the paper's", claim.case)
         )

@@ -196,7 +196,7 @@ def judged(summary: pd.DataFrame) -> list[Verdict]:
         told = " and ".join(f"{share:.0%}" for share in shares)
         budgets = " and ".join(f"{epsilon:g}" for epsilon in shares.index)
         sides = ", ".join(f"at {side} {value:.0%}" for side, value in mark.items())
-        number = f"{told} of the grid search's BLEU on E2E at epsilon = {budgets}, one data set (the mark: {sides})"
+        number = f"{told} of the search's BLEU on E2E at epsilon = {budgets}, one data set (mark: {sides})"
         outcome = by_data_sets(shares.set_axis(["E2E"] * len(shares)), **mark)
         decided.append(Verdict(claim, outcome, number, whose, case))
     return decided
