@@ -277,16 +277,16 @@ told = ", ".join(f"{row['sum']:.0%} at step {stage} (at R_l = L {row['L']:.0%})"
 claim = "§ 4.1: R_l at the sum of three losses avoids the clipping bias"
 decided.append(Verdict(claim, by_row(list(bias["sum"] <= 0.05)), f"of the mean loss it is {told}"))
 for (distance, name), runs in table.groupby(["distance", "noise"], sort=False):
-    case, mean = f"h = {distance}, noise {noises[name]:.2%} ({name})", runs.mean()
+    case, mean = f"h = {distance}, noise {noises[name]:.2%} of R_l ({name})", runs.mean()
     best = runs[["R_l = L", "sum of three"]].mean().idxmax()
-    number = f"{mean['R_l = L']:.0%} within a factor of two at R_l = L, {mean['sum of three']:.0%} at the sum"
+    number = f"{mean['R_l = L']:.0%} are within a factor of two at R_l = L, {mean['sum of three']:.0%} at the sum"
     rates = by_interval(*mean_interval(list(runs[best])), least=0.5)
     claim = "§ 3.2, 4.1: three losses clipped at R_l = L, or at their sum, give the rate"
     decided.append(Verdict(claim, rates, number, case=case))
 for (distance, name), runs in table.groupby(["distance", "noise"], sort=False):
-    case, right = f"h = {distance}, noise {noises[name]:.2%} ({name})", list(runs["right signs, sum"])
+    case, right = f"h = {distance}, noise {noises[name]:.2%} of R_l ({name})", list(runs["right signs, sum"])
     claim = 'Fig. "lr loss curve": noise on the losses hardly changes the parabola'
-    number = f"both signs right in {np.mean(right):.0%} of draws"
+    number = f"slope and curvature have the right signs in {np.mean(right):.0%} of the draws"
     decided.append(Verdict(claim, by_interval(*mean_interval(right), least=0.9), number, case=case))
 raw = result[result.probe == "raw"].sort_values("advantage").iloc[-1]
 private = result[result.probe != "raw"]

@@ -9,6 +9,8 @@ import warnings
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict
 from importlib.metadata import version
+from statistics import median
+from textwrap import shorten
 from typing import Any
 
 import torch
@@ -23,20 +25,21 @@ SECONDS = 300  # per model
 
 INTRODUCTION = """# Models
 
-What trains privately as it is: models of timm {timm}, transformers {transformers} and PEFT {peft} in small, with random
-weights, measured by `make models` with PyTorch {torch}. {counts}
+Models of timm {timm}, transformers {transformers} and PEFT {peft} in small, with random weights, measured by
+`make models` with PyTorch {torch}. {counts}
 
-- **Exact**: two private steps without noise, on batches of different sizes, equal those of a loop over records, in
-  double precision and without dropout, to one part in a million; with all trained, and with biases and head alone. A
-  model where one of the two is not says so beside its name. Losses are those of training without privacy.
-- **Step**: processor time of a private step over a plain one, all trained, one thread, in single precision; **first**:
-  of the first step. Models this small measure the overhead rather than the arithmetic, for which see `make benchmark`.
-  The loss is [mapped over samples](method.md#how-a-gradient-is-clipped): all at once, or in *groups* where they differ
-  in a decision of Python. *One at a time* is said of models that do what cannot be mapped, for the reason below.
-- **Opacus** {opacus}: its `GradSampleModule` on the same model and batch.
-- **Norms frozen**: batch norm mixes samples, so those of the model were frozen in eval mode.
-
+* **Exact**: two private steps without noise, on batches of different sizes, equal those of a loop over records to one
+  part in a million (double precision, no dropout), with all trained and with biases and head alone. Losses are those of
+  training without privacy.
+* **The number** is the processor time of a private step over a plain one (one thread, single precision, all trained).
+  Models this small measure overhead; for arithmetic see [time and memory](results-cost.md). The first step of a run
+  takes {first} plain ones.
+* **g**, in groups: the loss [is mapped](method.md#how-a-gradient-is-clipped) over samples that agree in a decision of
+  Python. **One at a time**: what cannot be mapped, for the reason below.
+* `*`: batch norm mixes samples, so the model's were frozen in eval mode.
+* **Opacus** {opacus}: its `GradSampleModule` on the same model and batch.
 """
+OPACUS = {"exact": "Opacus is exact, too", "refused": "Opacus refuses", "wrong": "Opacus is wrong"}
 
 
 def main() -> None:
@@ -83,30 +86,32 @@ def find(name: str) -> tuple[str, dict[str, Any]]:
 
 
 def page(rows: list[dict[str, Any]]) -> str:
-    """The page of the findings."""
+    """The page of the findings: by library and what Opacus does, each model with its time and what is special."""
     versions = {name: version(name).split("+")[0] for name in ("timm", "transformers", "peft", "torch", "opacus")}
-    lines = [INTRODUCTION.format(counts=counts(rows), **versions)]
+    first = [row["first"] for row in rows if row["first"]]
+    spread = f"{min(first):.0f} to {max(first):.0f} (median {median(first):.0f})" if first else "several"
+    lines = [INTRODUCTION.format(counts=counts(rows), first=spread, **versions)]
     notes: dict[str, int] = {}
 
     def noted(kind: str, reason: str) -> str:
         return f"{kind} ({notes.setdefault(reason, len(notes) + 1)})" if reason else kind
 
     for library in dict.fromkeys(row["library"] for row in rows):
-        lines.append(f"## {library}\n\n| model | first | step | Opacus | norms frozen |")
-        lines.append("| --- | ---: | --- | --- | ---: |")
-        for row in (row for row in rows if row["library"] == library):
-            inexact = [row[kind] for kind in ("full", "biases") if row[kind] != "exact"]
-            name = ", ".join([row["name"], *(noted(*outcome(found)) for found in dict.fromkeys(inexact))])
-            how = f", {row['groups']} groups" if row["groups"] > 1 else ""
-            how = noted(", one at a time", row["slow"]) if row["slow"] else how
-            first, step = (f"{row[kind]:.1f}" if row[kind] else "" for kind in ("first", "ratio"))
-            cells = name, first, step + how, row["opacus"].partition(":")[0]
-            lines.append(f"| {' | '.join(cells)} | {row['frozen_norms'] or ''} |")
-        lines.append("")
+        lines.append(f"## {library}\n")
+        by_opacus: dict[str, list[str]] = {}
+        for row in rows:
+            if row["library"] == library:
+                name = row["name"] + ("*" if row["frozen_norms"] else "")
+                special = [noted(*outcome(row[kind])) for kind in ("full", "biases") if row[kind] != "exact"]
+                special += [noted("one at a time", row["slow"])] if row["slow"] else []
+                told = f"{row['ratio']:.1f}{'g' if row['groups'] > 1 else ''}" if row["ratio"] else "not measured"
+                by_opacus.setdefault(row["opacus"].partition(":")[0], []).append(" ".join([name, told, *special]))
+        for word in sorted(by_opacus):
+            heading = OPACUS.get(word, "Not measured")
+            lines.append(f"**{heading}** ({len(by_opacus[word])}): {'; '.join(by_opacus[word])}.\n")
     lines.append("## Why models are wrong, or computed one sample at a time\n")
     for reason, number in notes.items():
-        plain = " ".join(reason.split()).replace("|", "\\|").replace("<", "&lt;")
-        lines.append(f"{number}. {plain}")
+        lines.append(f"{number}. {shorten(reason, 160, placeholder=' …').replace('<', '&lt;')}")
     return "\n".join(lines).rstrip() + "\n"
 
 

@@ -6,7 +6,7 @@ import copy
 import math
 import statistics
 import time
-import warnings
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -52,8 +52,8 @@ class Finding:
     frozen_norms: int = 0
 
 
-def measure(case: Case, *, beside: bool = True) -> dict[str, Any]:
-    """All that the table says of ``case``; without what Opacus and a plain step do unless ``beside``."""
+def measure(case: Case) -> dict[str, Any]:
+    """All that the page says of ``case``; the fields of a :class:`Finding`."""
     finding = Finding(case.library, case.name)
     model, batch, loss = case.build()
     norms = [layer for layer in model.modules() if isinstance(layer, _BatchNorm)]
@@ -63,9 +63,8 @@ def measure(case: Case, *, beside: bool = True) -> dict[str, Any]:
     batches = [batch(SAMPLES), batch(SAMPLES + 1)]
     truth = [_gradients(model, b, loss) for b in batches]
     finding.full, finding.slow, finding.groups = _judge(model, batches, truth, loss)
-    if beside:
-        finding.opacus = _opacus(model, batches[0], truth[0], loss)
-    if beside and finding.full == "exact":
+    finding.opacus = _opacus(model, batches[0], truth[0], loss)
+    if finding.full == "exact":
         finding.first, finding.ratio = _ratios(model, batches[0], loss)
     few = copy.deepcopy(model)
     _biases_and_head(few)
@@ -105,15 +104,13 @@ def _gradients(model: nn.Module, batch: Sequence[Tensor], loss: Loss) -> Tensor:
 def _private(model: nn.Module) -> HyFreeDPOptimizer:
     """An optimizer whose step is the mean of clipped gradients, without noise."""
     loader = DataLoader(TensorDataset(torch.zeros(4 * SAMPLES)), batch_size=SAMPLES)
-    run = {"target_epsilon": math.inf, "target_delta": 1e-3, "steps": 100, "preset": "fixed"}
-    _, optimizer, _ = PrivacyEngine(seed=0).make_private_with_epsilon(
-        module=model,
-        optimizer=torch.optim.SGD(_trained(model), lr=1.0),
-        data_loader=loader,
-        clipping=AutomaticClipping(),
-        **run,
+    sgd, run = (
+        torch.optim.SGD(_trained(model), lr=1.0),
+        {"steps": 100, "preset": "fixed", "clipping": AutomaticClipping()},
     )
-    return optimizer
+    return PrivacyEngine(seed=0).make_private_with_epsilon(
+        module=model, optimizer=sgd, data_loader=loader, target_epsilon=math.inf, target_delta=1e-3, **run
+    )[1]
 
 
 def _judge(model: nn.Module, batches: list[Any], truth: list[Tensor], loss: Loss) -> tuple[str, str, int]:
@@ -123,19 +120,18 @@ def _judge(model: nn.Module, batches: list[Any], truth: list[Tensor], loss: Loss
     start = [p.detach().clone() for p in parameters]
     worst = 0.0
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            optimizer = _private(model)
-            for batch, gradients in zip(batches, truth, strict=True):
-                with torch.no_grad():
-                    torch._foreach_copy_(parameters, start)
-                optimizer.step(lambda b: loss(model, *b), batch)
-                moved = torch.cat([(s - p.detach()).flatten() for s, p in zip(start, parameters, strict=True)])
-                expected = AutomaticClipping().factors(gradients.norm(dim=1)) @ gradients / SAMPLES
-                worst = max(worst, float((moved - expected).norm() / expected.norm()))
-            optimizer.gradient_engine.losses(lambda b: loss(model, *b), partition := Partition.of(batches[-1]))
+        optimizer = _private(model)
+        for batch, gradients in zip(batches, truth, strict=True):
+            with torch.no_grad():
+                torch._foreach_copy_(parameters, start)
+            optimizer.step(lambda b: loss(model, *b), batch)
+            moved = torch.cat([(s - p.detach()).flatten() for s, p in zip(start, parameters, strict=True)])
+            expected = AutomaticClipping().factors(gradients.norm(dim=1)) @ gradients / SAMPLES
+            worst = max(worst, float((moved - expected).norm() / expected.norm()))
+        optimizer.gradient_engine.losses(lambda b: loss(model, *b), partition := Partition.of(batches[-1]))
     except Exception as error:
-        own = isinstance(error, ValueError | TypeError) and "hyfreedp" in _origin(error)
+        raised_in = traceback.extract_tb(error.__traceback__)[-1].filename
+        own = isinstance(error, ValueError | TypeError) and "hyfreedp" in raised_in
         return f"{'refused' if own else 'crash'}: {_said(error)}", "", 0
     slow = optimizer.gradient_engine.fallback_reason or ""
     return "exact" if worst < _TOLERANCE else f"wrong: {worst:.1e}", slow, 0 if slow else len(partition.pieces)
@@ -146,10 +142,7 @@ def _opacus(model: nn.Module, batch: Any, truth: Tensor, loss: Loss) -> str:
 
     model = copy.deepcopy(model)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            wrapped = GradSampleModule(model, loss_reduction="mean")
-            loss(wrapped, *batch).backward()
+        loss(GradSampleModule(model, loss_reduction="mean"), *batch).backward()
         rows = []
         for name, p in model.named_parameters():
             sample = getattr(p, "grad_sample", None)
@@ -172,30 +165,21 @@ def _ratios(model: nn.Module, batch: Any, loss: Loss) -> tuple[float, float]:
     batch = tuple(t.float() if t.is_floating_point() else t for t in batch)
     optimizer, theirs, ours = torch.optim.SGD(_trained(plain), lr=1e-4), [], []
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            step = _private(private)
-            step.param_groups[0]["lr"] = 1e-4
-            for _ in range(_ROUNDS + 2):
-                start = time.process_time()
-                optimizer.zero_grad()
-                loss(plain, *batch).backward()
-                optimizer.step()
-                middle = time.process_time()
-                step.step(lambda b: loss(private, *b), batch)
-                theirs.append(middle - start)
-                ours.append(time.process_time() - middle)
+        step = _private(private)
+        step.param_groups[0]["lr"] = 1e-4
+        for _ in range(_ROUNDS + 2):
+            start = time.process_time()
+            optimizer.zero_grad()
+            loss(plain, *batch).backward()
+            optimizer.step()
+            middle = time.process_time()
+            step.step(lambda b: loss(private, *b), batch)
+            theirs.append(middle - start)
+            ours.append(time.process_time() - middle)
     except Exception:  # in single precision only
         return 0.0, 0.0
     plainly = statistics.median(theirs[2:])
     return ours[0] / plainly, statistics.median(ours[2:]) / plainly
-
-
-def _origin(error: BaseException) -> str:
-    trace, last = error.__traceback__, ""
-    while trace is not None:
-        last, trace = trace.tb_frame.f_code.co_filename, trace.tb_next
-    return last
 
 
 def _said(error: BaseException) -> str:

@@ -21,16 +21,14 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python tools/release", description=__doc__)
-    parser.add_argument("--pythons", nargs="+", default=["3.11", "3.12", "3.13"], help="versions that uv finds")
-    parser.add_argument("--torch", nargs="+", default=["oldest", "newest"], choices=["oldest", "newest"])
     parser.add_argument("--tests", metavar="PROCESSES", help="run tests/core, too, in so many processes (pytest's -n)")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         run(sys.executable, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", folder, str(ROOT))
         (wheel,) = Path(folder).glob("*.whl")
         print("| Python | PyTorch | README | tests/core | Date |\n| --- | --- | --- | --- | --- |", flush=True)
-        for python in arguments.pythons:
-            for torch in arguments.torch:
+        for python in ("3.11", "3.12", "3.13"):
+            for torch in ("oldest", "newest"):
                 ends = " | ".join(checked(wheel, python, torch, arguments.tests))
                 print(f"| {python} | {ends} | {date.today()} |", flush=True)
 

@@ -35,7 +35,7 @@ from hyfreedp.experiments.store.paths import workspace
 from hyfreedp.experiments.store.provenance import environment
 from hyfreedp.experiments.tasks.language_tasks import LANGUAGE_TASKS, shortened, token_losses
 from hyfreedp.experiments.tasks.scores import evaluate
-from hyfreedp.pytorch.devices import CPU, default_device, named_device
+from hyfreedp.pytorch.devices import CPU, default_device
 
 SAVE_SECONDS = 60.0
 GLYPHS, HELD_OUT_GLYPHS = 20_000, 2_000
@@ -264,26 +264,12 @@ def shifted(images: Tensor, pad: int, random: np.random.Generator) -> Tensor:
     return moved.movedim(3, 1)
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """The command."""
+def main() -> None:
     parser = argparse.ArgumentParser(prog="python tools/weights/pretrain.py", description=__doc__.splitlines()[0])
     parser.add_argument("recipe", choices=RECIPES)
-    out = workspace().checkpoints
-    parser.add_argument("--out", type=Path, default=out, help="folder of the checkpoint (default: %(default)s)")
-    parser.add_argument(
-        "--device",
-        metavar="NAME",
-        default=str(default_device()),
-        help="cpu, accelerator, or a device by torch's name (default: %(default)s)",
-    )
-    options = parser.parse_args(arguments)
-    try:
-        device = named_device(options.device)
-    except ValueError as error:
-        parser.error(str(error))
-    options.out.mkdir(parents=True, exist_ok=True)
-    accuracy = pretrain(options.recipe, RECIPES[options.recipe], options.out, device)
-    print(f"{options.recipe}: {100 * accuracy:.1f} % on held-out data, written to {options.out}")
+    name, folder = parser.parse_args().recipe, workspace().checkpoints
+    accuracy = pretrain(name, RECIPES[name], folder, default_device())
+    print(f"{name}: {100 * accuracy:.1f} % on held-out data, written to {folder}")
 
 
 if __name__ == "__main__":

@@ -73,12 +73,12 @@ def update(selected: Sequence[Path]) -> None:
 
 
 def with_boards(page: Path) -> str:
-    """The text of docs/verdicts.md with the tables that follow from the committed verdicts."""
+    """The text of docs/verdicts.md with the lists that follow from the committed verdicts."""
     text, pages = page.read_text(encoding="utf-8"), [notebooks.page(one, page.parent) for one in notebooks.sources()]
     headings: dict[str, Whose] = {"The paper's claims": "the paper's", "Ours": "ours"}
     for heading, whose in headings.items():
         before, after = text.split(f"\n## {heading}\n\n")
-        rest = after.partition("\n\n")[2]  # behind the old table
+        rest = after.partition("\n\n")[2]  # behind the old list
         text = f"{before}\n## {heading}\n\n{scoreboard(pages, whose)}\n" + (f"\n{rest}" if rest else "")
     return text
 

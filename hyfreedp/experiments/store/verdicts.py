@@ -145,7 +145,7 @@ def _named(one: Verdict) -> str:
 
 
 def scoreboard(pages: Sequence[str], whose: Whose) -> str:
-    """Committed verdicts as a table in Markdown, a line per claim with links to the notebooks (pages) that judge it.
+    """Committed verdicts as a list in Markdown: a claim, with links to the notebooks (pages) that judge it.
 
     A claim with several cases has the verdict that all of them share, and "not shown" where they differ.
     """
@@ -154,15 +154,18 @@ def scoreboard(pages: Sequence[str], whose: Whose) -> str:
         path = workspace().figures / f"{PurePath(page).stem}_verdict.csv"
         if path.exists():
             tables.append(pd.read_csv(path, keep_default_na=False).assign(page=page))
-    lines = ["| | Claim | Verdict | The numbers that decide |", "| --- | --- | --- | --- |"]
     rows = pd.concat(tables).fillna({"case": ""}) if tables else pd.DataFrame(columns=["whose", "claim"])
+    lines = []
     for claim, cases in rows[rows.whose == whose].groupby("claim", sort=False):
         links = ", ".join(f"[{PurePath(page).stem[:2]}]({page})" for page in dict.fromkeys(cases.page))
         shared = cases.outcome.iloc[0] if cases.outcome.nunique() == 1 else "not shown"
-        told = []
+        first = f"* {links} {claim}: **{shared}**"
+        if len(cases) == 1 and not cases.case.iloc[0]:
+            lines.append(f"{first}; {cases.number.iloc[0]}")
+            continue
+        lines.append(first)
         for one in cases.itertuples():
             case = f"{one.case}: " if one.case else ""
             own = "" if one.outcome == shared else f"**{one.outcome}**, "
-            told.append(f"{case}{own}{one.number}")
-        lines.append(f"| {links} | {claim} | **{shared}** | {'<br>'.join(told)} |")
+            lines.append(f"  * {case}{own}{one.number}")
     return "\n".join(lines)

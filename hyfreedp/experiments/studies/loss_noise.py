@@ -98,12 +98,12 @@ def more_points(numbers: Sequence[int] = (5, 9)) -> Verdict:
 
 
 def markdown(rows: pd.DataFrame) -> str:
-    """The table of docs/verdicts.md, from rows of the record."""
-    percent = {f"{way}, epsilon = {e:g}": (f"{column}_percent", e) for way, column in WAYS.items() for e in EPSILONS}
+    """The table of docs/verdicts.md, from rows of the record, in percent of the clip."""
+    percent = {f"{way}, {e:g}": (f"{column}_percent", e) for way, column in WAYS.items() for e in EPSILONS}
     lines = [f"| Setting | N, B, T | {' | '.join(percent)} |", "| --- |" + " --- |" * (len(percent) + 1)]
     for setting, found in rows.groupby("setting", sort=False):
         one, at = found.iloc[0], found.set_index("epsilon")
-        numbers = " | ".join(f"{at[column][e]:.2g} %" for column, e in percent.values())
+        numbers = " | ".join(f"{at[column][e]:.2g}" for column, e in percent.values())
         lines.append(f"| {setting} | {one.records:,}, {one.batch_size:,}, {one.steps} | {numbers} |")
     return "\n".join(lines)
 
