@@ -33,11 +33,11 @@ def test_they_are_written_down_and_collected(workspace, capsys):
     workspace.output("smoke").rename(workspace.figures)
     board = scoreboard(["../notebooks/00_first.ipynb", "../notebooks/01_second.ipynb"], "the paper's").splitlines()
     assert board == [
-        "* [01](../notebooks/01_second.ipynb) A: **reproduced**; one in two",
-        '* [01](../notebooks/01_second.ipynb) "B", b: **fails here**; 3.1 > 3',
+        "* **reproduced** [01](../notebooks/01_second.ipynb) A: one in two",
+        '* **fails here** [01](../notebooks/01_second.ipynb) "B", b: 3.1 > 3',
     ]
     apart = scoreboard(["../notebooks/00_first.ipynb", "../notebooks/01_second.ipynb"], "ours")
-    assert apart == "* [01](../notebooks/01_second.ipynb) C: **not shown**; one"
+    assert apart == "* **not shown** [01](../notebooks/01_second.ipynb) C: one"
 
 
 def test_the_cases_of_a_claim_are_gathered_from_all_notebooks(workspace):
@@ -51,8 +51,8 @@ def test_the_cases_of_a_claim_are_gathered_from_all_notebooks(workspace):
     board = scoreboard(["01_first.ipynb", "02_second.ipynb"], "the paper's").splitlines()
     links = "[01](01_first.ipynb), [02](02_second.ipynb)"
     assert board == [
-        *(f"* {links} A: **not shown**", "  * far: **reproduced**, 1", "  * near: 3"),
-        *(f"* {links} B: **fails here**", "  * near: 2", "  * far: 4"),
+        *(f"* **not shown** {links} A", "  * far: **reproduced**, 1", "  * near: 3"),
+        *(f"* **fails here** {links} B", "  * near: 2", "  * far: 4"),
     ]
 
 

@@ -145,7 +145,7 @@ def _named(one: Verdict) -> str:
 
 
 def scoreboard(pages: Sequence[str], whose: Whose) -> str:
-    """Committed verdicts as a list in Markdown: a claim, with links to the notebooks (pages) that judge it.
+    """Committed verdicts as a list in Markdown: each with links to the notebooks (pages) that judge it, and its claim.
 
     A claim with several cases has the verdict that all of them share, and "not shown" where they differ.
     """
@@ -159,9 +159,9 @@ def scoreboard(pages: Sequence[str], whose: Whose) -> str:
     for claim, cases in rows[rows.whose == whose].groupby("claim", sort=False):
         links = ", ".join(f"[{PurePath(page).stem[:2]}]({page})" for page in dict.fromkeys(cases.page))
         shared = cases.outcome.iloc[0] if cases.outcome.nunique() == 1 else "not shown"
-        first = f"* {links} {claim}: **{shared}**"
+        first = f"* **{shared}** {links} {claim}"
         if len(cases) == 1 and not cases.case.iloc[0]:
-            lines.append(f"{first}; {cases.number.iloc[0]}")
+            lines.append(f"{first}: {cases.number.iloc[0]}")
             continue
         lines.append(first)
         for one in cases.itertuples():
