@@ -1,4 +1,4 @@
-"""README and docs are true: their code runs as written, their files exist, their commands and numbers are real."""
+"""README and docs are true: their code runs as written, their files exist, their numbers are real."""
 
 import re
 from pathlib import Path
@@ -37,23 +37,6 @@ def test_the_code_block_runs_as_written(capsys):
     names["augment"] = lambda x: x + 0.1 * torch.randn_like(x)
     exec(compile(views, "usage.md", "exec"), names)
     assert names["loss"](names["data"][:1]).shape == ()
-
-
-@pytest.mark.whole
-@pytest.mark.filterwarnings("ignore:samples are computed one at a time")
-def test_the_temperature_of_the_usage_page_mends_logits_that_are_four_times_too_large():
-    (block,) = programs("docs/usage.md", "If you need probabilities")
-    generator = torch.Generator().manual_seed(0)
-    true = 1.5 * torch.randn(4000, 3, generator=generator)
-    labels = torch.multinomial(true.softmax(1), 1, generator=generator)[:, 0]
-    names = {"torch": torch, "F": F, "data": TensorDataset(4 * true, labels), "model": torch.nn.Identity()}
-    names |= {one.__name__: one for one in (DataLoader, TensorDataset, PrivacyEngine)}
-    exec(compile(block, "usage.md", "exec"), names)
-    before, best = (F.cross_entropy(logits, labels).item() for logits in (4 * true, true))
-    after = F.nll_loss(names["probabilities"].log(), labels).item()
-    assert before > 1.5 * best and after < best + 0.1 * (before - best)
-    assert (names["probabilities"].argmax(1) == true.argmax(1)).all()
-    assert names["fitting"].epsilon_spent() <= 0.1
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -143,14 +126,3 @@ def test_the_search_of_the_usage_page_costs_what_it_says(capsys):
     names = {"torch": torch, "F": F, "data": data, "DataLoader": DataLoader, "PrivacyEngine": PrivacyEngine}
     exec(compile(block, "usage.md", "exec"), names)
     assert re.search(r"  # ([\d.]+), not 3", block)[1] == capsys.readouterr().out.split()[-1]
-
-
-def test_every_equation_has_its_function_and_its_test():
-    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    rows = [line.split("|") for line in page.partition("## Which function")[2].partition("\n## ")[0].splitlines()]
-    rows = [row for row in rows if len(row) == 6]
-    assert len(rows) > 10
-    for folder, column in (("hyfreedp", 3), ("tests", 4)):
-        code = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / folder).rglob("*.py"))
-        for name in re.findall(r"`(\w+)`", " ".join(row[column] for row in rows)):
-            assert re.search(rf"^(def|class) {name}\b", code, flags=re.MULTILINE), name

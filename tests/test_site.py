@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("sphinx", reason="the extra docs is not installed")
 
-from hyfreedp.experiments.book import notebooks, site
+from hyfreedp.experiments.book import notebooks
 from hyfreedp.experiments.store.paths import ROOT
 
 
@@ -55,16 +55,3 @@ def test_pages_load_nothing_from_elsewhere(built):
         text = path.read_text(encoding="utf-8")
         loaded = re.findall(r'<(?:script|img|iframe)[^>]*\ssrc="([^"]+)"|<link[^>]*\shref="([^"]+)"', text)
         assert not [one for pair in loaded for one in pair if "//" in one], path.name
-
-
-def test_text_of_notebooks_cannot_become_markup():
-    assert site._plain("a_b <c> $d$ [e](f) `g`") == r"a\_b \<c\> \$d\$ \[e\](f) \`g\`"
-
-
-@pytest.mark.parametrize(
-    ("tex", "inside"),
-    [(r"\eta = b/a", "&#x003B7;"), (r"\Big(\sum_i \tfrac{\mathbf g_i}{\|\mathbf g_i\|}\Big)", "<mfrac>")],
-)
-def test_formulas_become_mathml(tex, inside):
-    text = site.mathml(tex, None, block=True)
-    assert text.startswith("<math") and 'display="block"' in text and inside in text

@@ -1,14 +1,12 @@
-"""docs/trainers.md: its programs run as they are and resume, and it names every argument that is refused."""
+"""docs/trainers.md: its programs run as they are and resume."""
 
 import re
-from pathlib import Path
 
 import pytest
 import torch
 from pages import programs
 from twins import flat
 
-PAGE = (Path(__file__).resolve().parents[1] / "docs" / "trainers.md").read_text(encoding="utf-8")
 pytestmark = pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true:UserWarning")
 BLOCKS = dict(zip(("classification", "language", "lightning", "accelerate"), programs("docs/trainers.md"), strict=True))
 
@@ -64,11 +62,3 @@ def test_accelerate(run, tmp_path, capsys):
     weights = torch.load(tmp_path / "model.pt")
     names["engine"].load_checkpoint(path="run-0.pt", module=names["model"], optimizer=names["optimizer"])
     assert all(torch.equal(weights[name], value) for name, value in names["model"].state_dict().items())
-
-
-def test_the_page_names_every_argument_that_is_refused():
-    pytest.importorskip("transformers")
-    from hyfreedp.integrations.transformers import OF_A_FIXED_RATE, REFUSED
-
-    refused = " ".join(row for row in PAGE.splitlines() if row.startswith("| refused"))
-    assert {*REFUSED, *OF_A_FIXED_RATE} <= {*re.findall(r"`(\w+)`", refused)}

@@ -1,12 +1,9 @@
 """Nothing that is read is run: no evaluated text, no pickled code, no unchecked download, no word to the network."""
 
 import ast
-import socket
 from functools import cache
 
 from hyfreedp.experiments.data import image_files
-from hyfreedp.experiments.runs.cells import run_cell
-from hyfreedp.experiments.runs.spec import Spec
 from hyfreedp.experiments.store.paths import ROOT
 
 # Where a call that could run code does not: file, call, why.
@@ -57,12 +54,3 @@ def test_every_download_has_a_checksum():
         assert "md5" in [word.arg for word in node.keywords], file
     sums = [*image_files._GTSRB_ARCHIVES.values(), image_files._TINY_IMAGENET_MD5]
     assert all(len(bytes.fromhex(text)) == 16 for text in sums)
-
-
-def test_a_run_opens_no_connection(tmp_path, monkeypatch):
-    def refuse(*args):
-        raise AssertionError(f"a connection to {args[1:]}")
-
-    monkeypatch.setattr(socket.socket, "connect", refuse)
-    monkeypatch.setattr(socket.socket, "connect_ex", refuse)
-    assert run_cell(Spec(method="linear", learning_rate=0.02, steps=2), tmp_path)["accuracy"] >= 0

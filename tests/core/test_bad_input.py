@@ -1,28 +1,24 @@
 """Bad input gets one clear message, before any record is touched and before anything changes."""
 
-import itertools
-import math
-
 import pytest
 import torch
-from cases import each, pairs
+from cases import each
+from opacus import GradSampleModule
 from torch import nn
 from torch.utils.data import DataLoader
 from twins import (
     Made,
     by_hand,
-    changed,
     cross_entropy,
     flat,
     make_batches,
     make_model,
     make_private,
     refused,
-    sgd,
     steps,
 )
 
-from hyfreedp.gradients import AutomaticClipping, NoClipping
+from hyfreedp.gradients import NoClipping
 
 FORBIDDEN = Made(40, lambda index: pytest.fail(f"record {index} was touched"))
 
@@ -33,14 +29,7 @@ REFUSED = {
     "delta that protects nobody": ({"target_delta": 0.95}, "target_delta must be at most 0.1, got 0.95"),
     "a model in eval mode": ({"model": make_model().eval()}, r"module must be in train mode: call module.train\(\)"),
     "both epochs and steps": ({"epochs": 2, "steps": 10}, "either epochs or steps, got epochs=2 and steps=10"),
-    "unknown preset": ({"preset": "robustt"}, "preset must be one of 'robust', 'paper', 'fixed', got 'robustt'"),
-    "no preset": ({"preset": None, "error": TypeError}, "preset must be one of 'robust', .* or a Preset, got None"),
-    "a rate that is no number": ({"initial_learning_rate": "a"}, "initial_learning_rate must be a number, got 'a'"),
-    "a share that is no number": ({"decay_start": "x"}, "decay_start must be a number, got 'x'"),
     "too many steps": ({"steps": 10**9}, "steps must be .* at most the most accounted for=10000000, got 1000000000"),
-    "too many records": ({"records_per_person": 10**6}, "records_per_person must be .*=1000, got 1000000"),
-    "warmup": ({"warmup": 1.5}, r"warmup must be .* in \[0, 1\], got 1.5"),
-    "no rate": ({"initial_learning_rate": math.nan}, "initial_learning_rate must be a number, got nan"),
     "clipping that bounds nothing": ({"clipping": NoClipping()}, r"clipping must bound .*, got NoClipping\(\)"),
     "clipping by a number": (
         {"clipping": 1.0, "error": TypeError},
@@ -59,8 +48,6 @@ def refuse(error, message, *, model=None, optimizer=None, **settings):
         make_private(model, optimizer, **(defaults | settings))
     assert torch.equal(flat(model), weights) and torch.equal(torch.get_rng_state(), random)
     assert repr(optimizer.param_groups) == groups
-    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    assert not any(getattr(layer, kind) for layer in model.modules() for kind in kinds), "the refused model keeps hooks"
 
 
 @pytest.mark.parametrize("case", REFUSED)
@@ -92,20 +79,13 @@ def test_an_optimizer_of_other_parameters_or_without_a_rate_is_refused(optimizer
 
 
 def test_what_is_of_opacus_is_refused_with_what_to_give_instead():
-    """A wrapped model, or the model within, whose hooks would fail in the middle of a step; an optimizer."""
-    from opacus import GradSampleModule
-    from opacus.optimizers import DPOptimizer
-
+    """A wrapped model, or the model within, whose hooks would fail in the middle of a step."""
     model = make_model()
     wrapped = GradSampleModule(model)
     for given in (model, wrapped):
         with pytest.raises(ValueError, match=r"must not have Opacus's hooks.* \.to_standard_module\(\)"):
             make_private(given)
-    model = wrapped.to_standard_module()
-    theirs = DPOptimizer(sgd(model), noise_multiplier=1.0, max_grad_norm=1.0, expected_batch_size=8)
-    with pytest.raises(TypeError, match=r"got Opacus's DPOptimizer: give its \.original_optimizer"):
-        make_private(model, theirs)
-    make_private(model, theirs.original_optimizer)
+    make_private(wrapped.to_standard_module())
 
 
 # -- step --------------------------------------------------------------------------------------------------------------
@@ -114,8 +94,6 @@ WRONG_LOSSES = {
     "none": (lambda losses: losses[1:], r"one number for a record, got shape \(0,\)"),
     "several": (lambda losses: losses[:, None].expand(-1, 4), r"got shape \(1, 4\): return its mean"),
     "detached": (lambda losses: losses.detach(), "loss must have a gradient"),
-    "a float": (lambda losses: losses.mean().item(), "a tensor of one number for a record, got float"),
-    "complex": (lambda losses: losses + 1j, "a real number, got a complex one: return its absolute value"),
     "of another model": (lambda losses: losses, "must have a gradient .* by another model"),
     "samples mixed": (lambda losses: losses.sum() - losses, "must be made of its records' losses alone"),
 }
@@ -168,28 +146,3 @@ def test_parameters_that_change_after_the_run_was_made_private_are_refused(chang
     with pytest.raises(ValueError, match=message):
         optimizer.step(lambda batch: pytest.fail("the loss function was called"), make_batches((6,))[0])
     assert optimizer.ledger.steps == loader.batch_sampler.position == 0
-
-
-# -- losses that are not finite ----------------------------------------------------------------------------------------
-
-BROKEN = {
-    "nan": lambda losses, rows: losses * torch.where(rows, math.nan, 1.0),
-    "inf": lambda losses, rows: losses * torch.where(rows, math.inf, 1.0),
-    "inf beside a finite gradient": lambda losses, rows: losses + torch.where(rows, math.inf, 0.0),
-    "nan beside a finite gradient": lambda losses, rows: losses + torch.where(rows, math.nan, 0.0),
-}
-
-
-@pairs(target=[3.0, math.inf], preset=["robust", "paper", "fixed"], broken=BROKEN)
-def test_losses_that_are_not_finite_leave_all_that_is_learned_finite(broken, preset, target):
-    """Weights, rate, thresholds and history, with one broken record in every batch, and then a whole broken batch."""
-    settings = {"target_epsilon": target, "clipping": AutomaticClipping()}
-    optimizer = by_hand(preset=changed(preset, interval=1), **settings)
-    model = optimizer.module
-    for t, batch in enumerate(make_batches((8, 6, 5, 7))):
-        rows = torch.arange(len(batch[0])) == 1 if t < 3 else torch.ones(len(batch[0]), dtype=bool)
-        optimizer.step(lambda b: BROKEN[broken](cross_entropy(model)(b), b[2]), [*batch, rows])
-        assert flat(model).isfinite().all() and 0 < optimizer.eta < 1e3
-    assert optimizer.ledger.steps == 4
-    for key, value in itertools.chain.from_iterable(row.items() for row in optimizer.history):
-        assert not isinstance(value, float) or math.isfinite(value) or ("threshold" in key and target == math.inf)

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from models import Example, assert_exact, biases_only, conv1d_net, groupnorm_convnet, mlp, tied_language_model
 from opacus import GradSampleModule
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 from twins import Built
 
 from hyfreedp.data.batches import stack_records
@@ -51,17 +50,6 @@ def test_equals_opacus(build) -> None:
 
 
 # -- every shape -------------------------------------------------------------------------------------------------------
-
-
-@settings(max_examples=15)
-@given(
-    batch=st.integers(1, 4), tokens=st.integers(1, 9), width=st.integers(1, 9), out=st.integers(1, 9),
-    bias=st.booleans(),
-)  # fmt: skip
-def test_linear_of_any_shape(batch, tokens, width, out, bias) -> None:
-    model = nn.Sequential(nn.Linear(width, out, bias=bias), nn.Tanh(), nn.Linear(out, width)).double()
-    x = torch.randn(batch, tokens, width).double()
-    assert_exact(Example(model, (x,), lambda model, x: model(x).square().sum((1, 2))), clipping=NoClipping())
 
 
 @settings(max_examples=15)
@@ -208,21 +196,6 @@ def test_records_have_as_many_rows_as_they_have() -> None:
 # -- precision ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight:UserWarning")  # torch's own RMSNorm
-@pytest.mark.parametrize("build", EXAMPLES)
-def test_half_precision_autocast_is_close(build) -> None:
-    example = build()
-    example.model.float()
-    example.batch = tuple(t.float() if t.is_floating_point() else t for t in example.batch)
-    norms, clipped = example.clipped()
-    with torch.autocast("cpu", torch.bfloat16):
-        engine = make_engine(example.model, AutomaticClipping())
-        measured, total = example.by_engine(engine)
-    assert measured.dtype == torch.float32 and engine.fallback_reason is None
-    torch.testing.assert_close(measured, norms, rtol=0.05, atol=0)
-    assert (total - clipped).norm() < 0.05 * clipped.norm()
-
-
 @some_by_the_loop
 @pytest.mark.parametrize("loop", [False, True])
 def test_norms_of_half_precision_gradients_are_those_of_single_precision(loop) -> None:
@@ -273,43 +246,22 @@ def interrupted(model: nn.Module, x: Tensor) -> Tensor:
     raise KeyboardInterrupt
 
 
-def deciding(model: nn.Module, x: Tensor) -> Tensor:
-    with suppress(RuntimeError):
-        return model(x) if model(x) > 0 else -model(x)
-    return model(x)
-
-
 LEAVING = {
     "plain": lambda model, x: model(x * 2),
     "interrupted": interrupted,
-    "deciding": deciding,
-    "checkpointing": lambda model, x: checkpoint(lambda x: model(x).sin(), x * model[0].weight[0], use_reentrant=False),
     "looping": lambda model, x: model(torch.from_numpy(x.numpy())),
 }
 
 
-@pytest.fixture(scope="module")
-def frozen():
-    """All that was there before is not looked through."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
 @some_by_the_loop
-@pytest.mark.usefixtures("frozen")
 @pytest.mark.parametrize("loss", LEAVING)
 def test_nothing_is_left_behind(loss) -> None:
     """Neither of a pass nor of one that was interrupted: inputs die with their graph, parameters are back."""
-    model, counts = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1)), []
-    for _ in range(3):
-        engine = make_engine(model, AutomaticClipping())
-        with suppress(KeyboardInterrupt):
-            engine.add(lambda x: LEAVING[loss](model, x), torch.randn(43, 3))
-        engine.clear()
-        gc.collect()
-        counts.append(sum(issubclass(type(o), Tensor) for o in gc.get_objects()))
-    assert counts[1] == counts[2]
+    model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1))
+    engine = make_engine(model, AutomaticClipping())
+    with suppress(KeyboardInterrupt):
+        engine.add(lambda x: LEAVING[loss](model, x), torch.randn(43, 3))
+    engine.clear()
+    gc.collect()
     assert not any(type(o) is Tensor and o.shape in ((43, 3), (43, 1, 3)) for o in gc.get_objects())
     assert all(type(p) is nn.Parameter for p in model.parameters())

@@ -1,10 +1,8 @@
 """PyTorch's own attention and recurrent layers, which use their weights without calling a layer that shows them."""
 
-import itertools
-
 import pytest
 import torch
-from cases import each, pairs
+from cases import each
 from models import Example, assert_exact, biases_only
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
@@ -16,25 +14,21 @@ from hyfreedp.gradients.recurrent import unrolled
 
 
 def attention(
-    batch_first: bool = True, kind: str = "self", need_weights: bool = True, kdim: int = 8, **settings
+    batch_first: bool = True, need_weights: bool = True, memory: bool = False, kdim: int = 8, **settings
 ) -> nn.Module:
-    """Attention to itself, to a memory, or to keys and values of their own; with its weights in the output."""
+    """Attention to itself or to a memory; with its weights in the output."""
 
     def forward(m: nn.Module, x: Tensor) -> Tensor:
         h = m.inner(x)
-        keys = h if kind == "self" else m.memory(x[:, :3]).tanh()
+        keys = m.memory(x[:, :3]).tanh() if memory else h
         padding = torch.cat([torch.zeros_like(x[:, :1, 0], dtype=torch.bool), x[:, 1 : keys.shape[1], 0] > 1], 1)
         mask = torch.ones(5, keys.shape[1], dtype=torch.bool).triu(1)
         if not batch_first:
-            h, keys = (h, h) if keys is h else (h, keys.transpose(0, 1))
             h = h.transpose(0, 1)
-            keys = h if kind == "self" else keys
-        values = keys.flip(2) if kind == "three" else keys
-        average = kind != "memory"
-        output, weights = m.attention(h, keys, values, padding, need_weights, mask, average_attn_weights=average)
+            keys = keys.transpose(0, 1) if memory else h
+        output, weights = m.attention(h, keys, keys, padding, need_weights, mask)
         output = output if batch_first else output.transpose(0, 1)
-        assert (weights is not None) == need_weights
-        shares = 0 if weights is None else weights.square().flatten(1).sum(1)
+        shares = weights.square().flatten(1).sum(1) if need_weights else 0
         return m.head(output).tanh().sum((1, 2)) + shares
 
     parts = {"inner": nn.Linear(4, 8), "memory": nn.Linear(4, kdim), "head": nn.Linear(8, 3)}
@@ -43,11 +37,9 @@ def attention(
 
 
 ATTENTIONS = [
-    {},
     {"need_weights": False},
-    {"kind": "memory"},
-    {"kind": "three", "need_weights": False},
-    {"kind": "memory", "kdim": 6},
+    {"memory": True},
+    {"memory": True, "kdim": 6},
     {"bias": False},
     {"add_bias_kv": True},
     {"add_zero_attn": True},
@@ -62,24 +54,6 @@ def example_of(model: nn.Module) -> Example:
 @pytest.mark.parametrize("batch_first", [True, False])
 def test_every_kind_of_call(settings, batch_first) -> None:
     assert_exact(example_of(attention(batch_first, **settings)))
-
-
-@each(need_weights=[True, False], batch_first=[True, False, False, True], heads=[(), (2,), (), (2,)])
-def test_queries_and_masks_that_are_learned(need_weights, batch_first, heads) -> None:
-    """Learned queries attend to the samples, with a trained mask of shape (3, 5) or (2, 3, 5)."""
-
-    def forward(m: nn.Module, x: Tensor) -> Tensor:
-        queries = m.queries.unsqueeze(0 if batch_first else 1)
-        queries = queries.expand(*((len(x), -1, -1) if batch_first else (-1, len(x), -1)))
-        h = m.inner(x) if batch_first else m.inner(x).transpose(0, 1)
-        mask = m.mask.repeat(len(x), 1, 1) if heads else m.mask
-        output, _ = m.attention(queries, h, h, attn_mask=mask, need_weights=need_weights)
-        return m.head(output if batch_first else output.transpose(0, 1)).tanh().sum((1, 2))
-
-    numbers = {"queries": nn.Parameter(torch.randn(3, 8)), "mask": nn.Parameter(torch.randn(*heads, 3, 5))}
-    layers = {"inner": nn.Linear(4, 8), "head": nn.Linear(8, 3)}
-    layers["attention"] = nn.MultiheadAttention(8, 2, batch_first=batch_first)
-    assert_exact(example_of(Built(forward, **numbers, **layers)))
 
 
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor:UserWarning")
@@ -136,35 +110,27 @@ def reading(model: nn.Module) -> Example:
     return Example(model.double().train(), batch, lambda model, *batch: model(*batch))
 
 
-SETTINGS = [
-    {"batch_first": True},
-    {"batch_first": True, "num_layers": 2, "bidirectional": True},
-    {"num_layers": 2, "bias": False},
-]
-
-
-@pairs(packed=[False, True], settings=SETTINGS, kind=[nn.LSTM, nn.GRU, nn.RNN])
-def test_every_kind(kind, settings, packed) -> None:
-    assert_exact(reading(recurrent(kind, packed, **settings)), slow=PACKED if packed else None)
-
-
-OTHERS = [
+LAYERS = [
+    (nn.LSTM, {"batch_first": True, "num_layers": 2, "bidirectional": True}),
     (nn.LSTM, {"proj_size": 3, "bidirectional": True}),
-    (nn.RNN, {"nonlinearity": "relu"}),
     (nn.LSTM, {"num_layers": 3, "dropout": 1.0, "batch_first": True}),  # between layers, not after the last
+    (nn.GRU, {"num_layers": 2, "bias": False}),
     (nn.GRU, {"learned": True, "batch_first": True, "bidirectional": True}),
+    (nn.RNN, {"nonlinearity": "relu"}),
+    (nn.LSTM, {"packed": True, "batch_first": True}),
+    (nn.GRU, {"packed": True}),
 ]
 
 
-@pytest.mark.parametrize(("kind", "settings"), OTHERS)
-def test_projections_other_activations_dropout_and_states_that_are_learned(kind, settings) -> None:
-    assert_exact(reading(recurrent(kind, **settings)))
+@pytest.mark.parametrize(("kind", "settings"), LAYERS)
+def test_layers_of_any_kind_and_packed_sequences(kind, settings) -> None:
+    assert_exact(reading(recurrent(kind, **settings)), slow=PACKED if "packed" in settings else None)
 
 
 CELLS = [(nn.LSTMCell, {}), (nn.GRUCell, {}), (nn.RNNCell, {"bias": False}), (nn.RNNCell, {"nonlinearity": "relu"})]
 
 
-@pytest.mark.parametrize(("cell", "start"), [*itertools.product(CELLS, [True, False])])
+@each(cell=CELLS, start=[True, False])
 def test_cells(cell, start) -> None:
     """Steps by a cell, from zeros or from a state that is learned."""
     kind, settings = cell

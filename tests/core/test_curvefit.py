@@ -51,16 +51,3 @@ def test_minimizer():
     assert fit_quadratic([-1, 0, 1], [2.5, 1.0, 0.5]).minimizer == pytest.approx(1.0)
     assert QuadraticFit(2.0, 0.0, 1.0).minimizer == math.inf and QuadraticFit(-2.0, 0.0, 1.0).minimizer == -math.inf
     assert math.isnan(QuadraticFit(0.0, 0.0, 1.0).minimizer)
-
-
-@pytest.mark.parametrize(
-    ("x", "y", "named"),
-    [
-        ([1, 1, 0, 0], [0, 1, 2, 3], "three distinct"),
-        ([0, 1, 2], [0, 1], "equally long"),
-        ([0, 1, 2], [0, 1, math.inf], "finite"),
-    ],
-)
-def test_bad_input_is_named(x, y, named):
-    with pytest.raises(ValueError, match=named):
-        fit_quadratic(x, y)

@@ -7,8 +7,7 @@ import pytest
 import torch
 import twins
 from cases import each
-from torch import nn
-from twins import by_hand, changed, flat, make_model, make_private, steps
+from twins import by_hand, changed, flat, make_private, steps
 
 import hyfreedp
 from hyfreedp import PRESETS, NoiseGenerator, PrivacyEngine, calibrate_noise
@@ -54,22 +53,6 @@ def test_every_preset_trains_runs_shorter_than_its_interval(preset, length):
 
 
 # -- what users of Opacus know -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("argument", "value", "instead"),
-    [
-        ("max_grad_norm", 1.0, r"clipping=hyfreedp.AbadiClipping\(max_grad_norm\)"),
-        ("noise_multiplier", 1.1, "target_epsilon, target_delta and the length of the run"),
-        ("poisson_sampling", True, "always Poisson samples"),
-        ("criterion", nn.CrossEntropyLoss(), r"optimizer.step\(loss, batch\), where it maps one record"),
-    ],
-)
-def test_an_argument_of_opacus_is_refused_with_what_to_write_here(argument, value, instead):
-    model = make_model()
-    with pytest.raises(TypeError, match=f"unknown argument '{argument}': .*{instead}"):
-        make_private(model, **{argument: value}, **PRIVATE)
-    assert not any(layer._forward_hooks for layer in model.modules())
 
 
 def test_epsilon_as_in_opacus_is_what_the_run_has_spent():

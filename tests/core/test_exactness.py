@@ -159,23 +159,18 @@ def test_an_exception_inside_a_probe_leaves_the_plain_step(failing_call):
             raise KeyboardInterrupt
         return cross_entropy(model)(batch)
 
-    first, second = make_batches((4, 3))
+    (batch,) = make_batches((4,))
     torch.manual_seed(1)
     with pytest.raises(KeyboardInterrupt):
-        optimizer.step(fail, first)
+        optimizer.step(fail, batch)
     random = torch.get_rng_state()
     torch.manual_seed(1)
-    fixed.step(cross_entropy(plain), first)
+    fixed.step(cross_entropy(plain), batch)
     assert torch.equal(flat(model), flat(plain)) and torch.equal(random, torch.get_rng_state())
     assert optimizer.base.param_groups[0]["lr"] == 0.5
     # The noisy gradient is in the weights, so the release counts, and its batch must not be used again.
     assert (optimizer.ledger.steps, optimizer.split.probe_steps_before(3), optimizer.steps_left) == (3, 2, 7)
     assert loader.batch_sampler.position == 3
-    # Training goes on.
-    optimizer.step(cross_entropy(model), second)
-    torch.set_rng_state(random)
-    fixed.step(cross_entropy(plain), second)
-    assert torch.equal(flat(model), flat(plain))
 
 
 @pytest.mark.parametrize("pieces", [None, 3])

@@ -21,25 +21,8 @@ from hyfreedp import AutomaticClipping, NoiseGenerator, PrivacyEngine, Statement
 from hyfreedp.preset import FIELDS
 
 SECONDS, MEGABYTES = 5.0, 300.0  # a call may take; all calls of one function may add to the process
-VALUES = [
-    None,
-    True,
-    "",
-    "x",
-    b"x",
-    0,
-    1,
-    -1,
-    0.5,
-    -2.5,
-    1e-320,
-    1e308,
-    10**9,
-    -(10**30),
-    math.nan,
-    math.inf,
-    -math.inf,
-]
+VALUES = [None, True, "", "x", b"x", 0, 1, -1, 0.5, -2.5, 1e-320, 1e308, 10**9, -(10**30)]
+VALUES += [math.nan, math.inf, -math.inf]
 VALUES += [1j, [], [1], ["x", "y"], {}, {"x": 1}, (0,), object(), len, Decimal("0.5"), np.float64(0.5), np.nan]
 VALUES += [np.int64(3), np.zeros(2), torch.tensor(0.5), torch.tensor([math.nan, 1.0]), torch.zeros(0), torch.tensor(1j)]
 

@@ -75,9 +75,6 @@ def test_probe_steps_have_their_own_gradient_noise(allocation, size):
         assert split.sigma_gradient_probe > 1.2 * split.sigma_gradient  # so the two lines above differ
 
 
-# -- what a step costs -------------------------------------------------------------------------------------------------
-
-
 # -- the ledger --------------------------------------------------------------------------------------------------------
 
 

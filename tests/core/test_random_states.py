@@ -13,9 +13,8 @@ from torch.utils.data import DataLoader
 from twins import Built, Made, by_hand, cross_entropy, make_private, sgd
 
 from hyfreedp.data.batches import groups_of
-from hyfreedp.data.sampling import PoissonSampler
 from hyfreedp.noise.cipher import derive
-from hyfreedp.noise.random_states import random_states_of, seed_random_states
+from hyfreedp.noise.random_states import random_states_of
 from hyfreedp.pytorch.devices import CPU
 
 DRAWS = {
@@ -41,26 +40,6 @@ def test_torch_draws_what_the_mersenne_twister_of_the_whole_key_does():
     twister.set_state(("MT19937", words, 624))
     raw = np.array([twister.randint(0, 2**32, dtype=np.uint32) for _ in range(2000)])
     assert np.array_equal(drawn.numpy(), raw % 2**16)
-    with random_states_of(key, CPU):
-        first = torch.initial_seed()
-    with random_states_of(derive(b"", "another"), CPU):
-        assert first != torch.initial_seed() and first > 2**32
-
-
-@pytest.mark.parametrize("kind", DRAWS)
-def test_a_key_sets_each_generator_and_the_callers_states_come_back(kind):
-    draw = DRAWS[kind]
-    publicly_seeded()
-    expected = draw()
-    publicly_seeded()
-    found = []
-    for key in (b"1" * 32, b"1" * 32, b"2" * 32):
-        with random_states_of(key, CPU):
-            found.append(draw())
-    assert torch.equal(found[0], found[1]) and not torch.equal(found[0], found[2])
-    assert torch.equal(draw(), expected)
-    seed_random_states(b"1" * 32, CPU)
-    assert torch.equal(draw(), found[0])
 
 
 # -- attack: who knows the seed of a script knows its masks ------------------------------------------------------------
@@ -130,14 +109,6 @@ def test_augmentation_under_a_public_seed_is_secret_and_of_the_engines_seed_alon
     known = augmented(1)
     assert len(known.unique()) == known.numel(), "records or steps that share numbers"
     assert torch.equal(known, augmented(1)) and torch.equal(known, augmented(1, workers=2))
-
-
-def test_processes_share_no_random_numbers():
-    """Two records at one place of two shares would else have the same ones, and others if one more were before them."""
-    plan = {"num_records": 40, "sample_rate": 0.5, "steps_per_epoch": 2, "seed": 3, "world_size": 2}
-    shares = [PoissonSampler(**plan, rank=rank) for rank in (0, 1)]
-    first, again = ([share.drawn(step).key for share in shares for step in (0, 1)] for _ in range(2))
-    assert len(set(first)) == 4 and first == again
 
 
 def test_a_loss_that_seeds_torch_is_refused():

@@ -81,17 +81,8 @@ def test_groups_divide_the_channels_and_have_at_least_four(layer, groups):
     assert (norm.num_groups, norm.num_channels, norm.weight) == (groups, layer.num_features, layer.weight)
 
 
-class Odd(nn.BatchNorm2d):
-    def forward(self, x):
-        return super().forward(x).square()
-
-
-@pytest.mark.parametrize(
-    ("layer", "message"),
-    [(nn.LazyBatchNorm2d(), "number of channels yet: run one batch"), (Odd(4), r"'1' \(Odd\) .*unknown kind")],
-)
-def test_what_cannot_be_replaced_is_named_and_nothing_is_replaced(layer, message):
-    model = nn.Sequential(nn.BatchNorm2d(4), layer)
-    with pytest.raises(ValueError, match=message):
+def test_what_cannot_be_replaced_is_named_and_nothing_is_replaced():
+    model = nn.Sequential(nn.BatchNorm2d(4), nn.LazyBatchNorm2d())
+    with pytest.raises(ValueError, match="number of channels yet: run one batch"):
         replace_batch_norm(model)
     assert isinstance(model[0], nn.BatchNorm2d)

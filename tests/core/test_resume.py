@@ -12,25 +12,13 @@ from torch.utils.data import DataLoader
 from twins import adamw, flat, make_data, make_model, make_private, sgd_momentum, three_groups, train
 
 from hyfreedp import PrivacyEngine
-from hyfreedp.gradients import AutomaticClipping
 
 STEPS = 11  # epochs of four steps: 0-3, 4-7, 8-10
 RUNS = {
-    "line search": {
-        "preset": "paper",
-        "interval": 3,
-        "warmup": 0.1,
-        "max_physical_batch_size": 4,
-    },  # probes at steps 0, 1, 4, 7 and 10
+    "line search": {"preset": "paper", "interval": 3, "warmup": 0.1, "max_physical_batch_size": 4},
     "looks": {"preset": "robust"},  # at steps 1 and 2
     "fixed": {"preset": "fixed", "base": sgd_momentum},
-    "non-private": {
-        "preset": "paper",
-        "interval": 3,
-        "target_epsilon": math.inf,
-        "clipping": AutomaticClipping(),
-        "base": three_groups,
-    },
+    "non-private": {"preset": "paper", "interval": 3, "target_epsilon": math.inf, "base": three_groups},
 }
 
 
@@ -156,7 +144,7 @@ def test_a_state_that_cannot_be_loaded_to_its_end_changes_nothing():
 
 
 def test_what_is_no_checkpoint_of_the_run_is_refused(tmp_path):
-    """Other files, files of Opacus's form, files that would run code; other models, plain optimizers, taken names."""
+    """Other files, files of Opacus's form, files that would run code; other models."""
     path, engine = tmp_path / "run.pt", PrivacyEngine()
     model, optimizer, _ = start("fixed")
     own, plain = {"path": path, "module": model, "optimizer": optimizer}, torch.nn.Linear(2, 2)
@@ -168,10 +156,5 @@ def test_what_is_no_checkpoint_of_the_run_is_refused(tmp_path):
         torch.save(content, path)
         with pytest.raises(ValueError, match=f"run.pt must be a file of save_checkpoint, but {message}"):
             engine.load_checkpoint(**own)
-    for call in (engine.save_checkpoint, engine.load_checkpoint):
-        with pytest.raises(ValueError, match="module must be the model that optimizer trains"):
-            call(**own | {"module": plain})
-        with pytest.raises(TypeError, match="optimizer must be what make_private_with_epsilon returned, got SGD"):
-            call(**own | {"optimizer": sgd_momentum(model)})
-    with pytest.raises(ValueError, match="must not have the entry 'optimizer_state_dict'"):
-        engine.save_checkpoint(**own, checkpoint_dict={"optimizer_state_dict": {}})
+    with pytest.raises(ValueError, match="module must be the model that optimizer trains"):
+        engine.load_checkpoint(**own | {"module": plain})

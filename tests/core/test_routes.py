@@ -13,7 +13,6 @@ from hyfreedp.gradients import AutomaticClipping, make_engine
 from hyfreedp.gradients.mapped import Pass
 from hyfreedp.gradients.per_sample import Instantiated, OuterProducts, keeps_factors
 from hyfreedp.gradients.pieces import Partition
-from hyfreedp.gradients.tables import EmbeddingRows, add_uses
 
 SIZES = [*itertools.product((1, 3, 17, 65), (8, 192), (10, 256))]
 
@@ -39,19 +38,6 @@ def test_the_route_is_the_cheaper_by_counted_multiplications(tokens, p, d) -> No
     smaller = gradients.numel() <= factors.left.numel() + factors.right.numel()
     assert keeps_factors(tokens, p, d, True) == (by_factors <= by_gradients and not smaller)
     assert keeps_factors(tokens, p, d) == (not smaller)
-
-
-def test_a_table_that_also_embeds_is_never_instantiated_as_rows(monkeypatch) -> None:
-    """Norms and sums of head and embedding together, with the head in either form, are those of dense gradients."""
-    ids, rows = torch.tensor([[0, 2, 2], [5, 1, 5]]), torch.randn(2, 3, 7).double()
-    embedding, (head, gradients) = EmbeddingRows(ids, rows, 6), forms(3, 6, 7)
-    dense, weights = Instantiated(embedding.instantiate() + gradients), torch.rand(2).double()
-    monkeypatch.setattr(EmbeddingRows, "instantiate", None)
-    for one in (head, Instantiated(gradients)):
-        tied = add_uses([one, embedding])
-        torch.testing.assert_close(tied.squared_norms, dense.squared_norms, rtol=1e-9, atol=1e-12)
-        assert (tied.squared_norms >= dense.squared_norms * (1 - 1e-15)).all()  # never understated
-        torch.testing.assert_close(tied.weighted_sum(weights), dense.weighted_sum(weights))
 
 
 def test_a_pass_instantiates_within_its_room_and_is_exact_with_any() -> None:

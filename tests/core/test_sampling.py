@@ -2,7 +2,6 @@
 
 import itertools
 import math
-from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -88,21 +87,11 @@ def test_seeds_and_steps_determine_the_batches():
 # -- the structure of batches ------------------------------------------------------------------------------------------
 
 
-class Pair(NamedTuple):
-    x: torch.Tensor
-    y: torch.Tensor
-
-
 FORMS = {
-    "tensor": lambda x, y: x,
     "tuple": lambda x, y: (x, y),
-    "list": lambda x, y: [x, y],
-    "dict": lambda x, y: {"x": x, "y": y},
-    "namedtuple": lambda x, y: Pair(x, torch.tensor(y)),
     "nested": lambda x, y: {"inputs": {"ids": x, "mask": (x, x)}, "y": y},
     "names": lambda x, y: {"file": f"{x[0]}.png", "x": x, "y": y},
     "lengths": lambda x, y: x[: 1 + y],
-    "types": lambda x, y: y if y else 0.5,
     "keys": lambda x, y: {"x": x, "y" if y else "z": 1.0},
 }
 
@@ -150,7 +139,6 @@ class Stream(IterableDataset):
     ("loader", "message"),
     [
         (DataLoader(Stream(), batch_size=2), "data_loader must be over a map-style data set"),
-        (DataLoader(make_data(), batch_size=None), "data_loader must have a batch_size"),
         (DataLoader(make_data(), batch_size=41), "at most the number of records, 40, got 41"),
         (DPDataLoader(make_data(), sample_rate=0.2), "got Opacus's DPDataLoader: give the one from which"),
         (

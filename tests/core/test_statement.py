@@ -119,13 +119,12 @@ def test_json_is_strict_and_comes_back(preset, target):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"steps": 21}, "steps must be an integer of at least 0 and at most the plan's=20, got 21"),
-        ({"unit": "word"}, "unit must be one of 'record', 'owner', got 'word'"),
-        ({"number": None}, "number must be an integer of at least 1, got None"),
         ({"sampled": "no"}, "a privacy statement of hyfreedp, which it is not: .*sampled must be True or False"),
-        ({"answers": {"why": "so"}}, "each name of answers must be one of 'data', 'people', .*, got 'why'"),
+        (
+            {"split": planned().split.to_dict() | {"sigma_gradient": -1.0}},
+            "sigma_gradient must be positive",
+        ),
         ({"split": {}}, "a privacy statement of hyfreedp, which it is not: KeyError"),
-        ({"split": None}, "a privacy statement of hyfreedp, which it is not: TypeError"),
     ],
 )
 def test_a_damaged_statement_is_refused(change, message):
@@ -133,13 +132,6 @@ def test_a_damaged_statement_is_refused(change, message):
         Statement.from_dict(planned().to_dict() | change)
     with pytest.raises(ValueError, match="must be a privacy statement of hyfreedp"):
         Statement.from_json("[1]")
-
-
-def test_noise_that_is_none_is_refused():
-    facts = planned().to_dict()
-    facts["split"]["sigma_gradient"] = -1.0
-    with pytest.raises(ValueError, match=r"sigma_gradient must be positive, got -1\.0"):
-        Statement.from_dict(facts)
 
 
 def test_the_command_reads_checkpoints_and_json(tmp_path, capsys):
@@ -163,8 +155,6 @@ def test_the_command_reads_checkpoints_and_json(tmp_path, capsys):
     [
         ("absent", None, "No such file"),
         ("text", b"hello", "must hold a statement's JSON, or be a checkpoint with a statement"),
-        ("json", b'{"a": 1}', "must be a privacy statement of hyfreedp"),
-        ("half", b'{"a": ', "Expecting value"),
         ("weights", {"weight": torch.zeros(2)}, "must hold a statement's JSON, or be a checkpoint with a statement"),
     ],
 )

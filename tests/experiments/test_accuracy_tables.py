@@ -7,7 +7,6 @@ import pytest
 from scipy import stats
 
 from hyfreedp.experiments.runs.cells import run_cells
-from hyfreedp.experiments.tables import grid
 from hyfreedp.experiments.tables import image_classification as tables
 from hyfreedp.experiments.tables import plan as comparison
 from hyfreedp.experiments.tables.plan import ROWS, Learner, Scale, entries, table
@@ -42,14 +41,6 @@ def test_the_papers_numbers_have_our_names():
         assert known[tuning, 1.0, "Vit-Small", "CIFAR10", row] == value
 
 
-def test_our_numbers_stand_beside_the_papers_each_with_its_distance_to_the_grid():
-    both = tables.beside_paper(tables.summarise(made()))
-    both = both.set_index(["whose", "place", "tuning", "epsilon", "row"]).sort_index()
-    assert both.gap["ours, gpu", "CIFAR-10", "full", 8.0, "reference"] == pytest.approx(LEVELS["reference"])
-    vit = both.xs(("the paper's Vit-Small", "CIFAR10", "full", 1.0))
-    assert vit["mean"]["prodigy"] == 27.54 and vit.gap["prodigy"] == pytest.approx(27.54 - vit["mean"]["grid"])
-
-
 @pytest.mark.parametrize(
     ("effects", "verdict"),
     [((6.0, 6.5, 7.0), "reproduced"), ((-3.0, 4.9, 12.0), "not shown"), ((1.0, 1.5, 2.0), "fails here")],
@@ -75,15 +66,6 @@ def test_a_claim_is_judged_by_the_interval_over_data_sets(effects, verdict):
     )
     assert f"{np.mean(effects) - half:+.1f} to {np.mean(effects) + half:+.1f}" in found.number
     assert not any(claim.startswith("With BitFit") for claim in judged), "of BitFit there is no place here"
-
-
-def test_out_of_reach_is_what_a_tenth_more_at_each_probe_does_not_reach():
-    rows = made(Scale((Learner("digits", "mlp", "full"),), epsilons=(1.0, 8.0), seeds=1)).assign(profile="laptop")
-    rate = 1e-4
-    for _ in range(20):  # 100 steps, K = 5
-        rate *= 1.1
-    rows["learning_rate"] = rows.epsilon.map({1.0: 0.999 * rate, 8.0: 1.001 * rate})
-    assert set(rows[tables.within_reach(rows)].epsilon) == {1.0}
 
 
 def test_the_best_grid_is_chosen_by_validation_accuracy_whatever_the_test_says():
@@ -124,18 +106,3 @@ def test_cells_come_before_committed_records_and_what_is_neither_is_missing(work
     assert rows.source.to_dict() == {"reference": "committed", "prodigy": "cell", "hyfreedp_robust": "missing"}
     assert rows.accuracy["reference"] == 0.123 and rows.accuracy["prodigy"] == record["accuracy"]
     assert rows.key["reference"] == reference.key and math.isnan(rows.accuracy["hyfreedp_robust"])
-
-
-@pytest.mark.whole
-def test_rates_are_those_of_the_final_runs_or_as_committed(workspace, monkeypatch):
-    scale = Scale((Learner("digits", "mlp", "full", 60),), epsilons=(8.0,), seeds=1, rows=("reference", "prodigy"))
-    monkeypatch.setitem(comparison.SCALES, "tiny", scale)
-    assert grid.run("tiny", workspace.cells, workspace.results) == 0
-    rows = tables.numbers(scale, "tiny", workspace.cells, train=False)
-    steps = tables.rates(rows, workspace.cells)
-    assert set(steps.row) == {"prodigy"} and steps.step.tolist() == list(range(60))
-    committed = tables.rates(rows, workspace.root / "no cells")
-    assert len(committed) == grid.RECORDED_STEPS and {0, 59} <= set(committed.step)
-    both = committed.merge(steps, on=[*tables.CELL, "seed", "step"])
-    assert len(both) == len(committed) and both.eta_x.tolist() == pytest.approx(both.eta_y.tolist())
-    assert tables.rates(rows.assign(profile="smoke"), workspace.root / "no cells").empty

@@ -7,9 +7,8 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from hyfreedp.auditing import lower_bound
 from hyfreedp.experiments.accounting_of_the_paper import Counting, calibrate
-from hyfreedp.experiments.audits import campaign, one_run, releases
+from hyfreedp.experiments.audits import releases
 from hyfreedp.experiments.audits.attack import Score, release_epsilon
 
 # -- from a threshold's hits and false alarms to epsilon ---------------------------------------------------------------
@@ -79,48 +78,3 @@ def test_runs_do_not_refute_same_batch_composition_unless_its_noise_is_halved():
     fields = ("sigma_gradient", "sigma_gradient_probe", "sigma_loss")
     weak = split.to_dict() | {name: getattr(split, name) / 2 for name in fields}
     assert (releases.joint_bounds(split=weak, **arguments).lower_bound > claimed).any()
-
-
-def test_statistic_of_a_run_is_its_likelihood_ratio():
-    """E[e^L] without the record and E[e^-L] with it are 1 for a likelihood ratio, and for little else."""
-    runs = releases.joint_statistics(split=split_of("same_batch").to_dict(), runs=40_000, seed=3)
-    for values in (np.exp(runs.without), np.exp(-runs.planted)):
-        assert values.mean() == pytest.approx(1, abs=4 * values.std() / math.sqrt(len(values)))
-    assert runs.planted.mean() > 0 > runs.without.mean()
-
-
-# -- one run with many canaries ----------------------------------------------------------------------------------------
-
-
-def test_training_without_noise_is_detected_and_with_noise_is_not_refuted():
-    arguments = {"method": "constant", "learning_rate": 0.02, "canaries": 300, "steps": 15, "seed": 0}
-    bare = one_run.train_with_canaries(epsilon=math.inf, **arguments)
-    assert lower_bound([bare.score], [bare.included], 1e-4).lower_bound > 1.5
-    assert len(bare) == 300 and bare.included.mean() == pytest.approx(0.5, abs=0.12)
-    private = one_run.train_with_canaries(epsilon=1.0, **arguments)
-    assert lower_bound([private.score], [private.included], 1e-4).lower_bound < private.epsilon.iloc[0] <= 1
-    with pytest.raises(ValueError, match="canaries must be at least 1 and fewer than the 1500 records, got 1500"):
-        one_run.train_with_canaries(epsilon=math.inf, **arguments | {"canaries": 1500})
-
-
-# -- the campaign of notebook 10 ---------------------------------------------------------------------------------------
-
-
-def test_audits_are_run_once_and_kept_and_judged(tmp_path, monkeypatch):
-    calls = []
-
-    def train_with_canaries(**arguments):
-        calls.append(arguments)
-        told = {"epsilon": arguments["epsilon"], "accuracy": 0.5}
-        return pd.DataFrame(told | {"score": [1.0, 0.0] * 10, "included": [True, False] * 10})
-
-    monkeypatch.setattr(one_run, "train_with_canaries", train_with_canaries)
-    sizes = campaign.SIZES["smoke"] | {"epsilons": [1.0, math.inf]}
-    for _ in range(2):
-        canaries = campaign.canary_audits(tmp_path, sizes, seeds=2, confidence=0.95)
-        assert len(calls) == 2 * 2 * len(campaign.RATES)
-    assert canaries.right.tolist() == canaries.guesses.tolist()  # every score is right
-    assert set(canaries[canaries.target == 1].verdict) == {"refuted"}
-    assert set(canaries[canaries.target == math.inf].verdict) == {"nothing claimed"}
-    joint = campaign._with_verdicts(pd.DataFrame({"claimed": [3.0, 4.7], "lower_bound": 3.2}))
-    assert joint.verdict.tolist() == ["refuted", "not refuted"]

@@ -4,20 +4,17 @@ import math
 from collections import Counter
 
 import numpy as np
-import pandas as pd
 import pytest
 from scipy import stats
 
 from hyfreedp import calibrate_noise
 from hyfreedp.experiments.runs.methods import EXTENDED_GRID
-from hyfreedp.experiments.tables import image_classification, tuning_budget
 from hyfreedp.experiments.tables import plan as comparison
-from hyfreedp.experiments.tables.plan import MEAN_RUNS, ROWS, SCALES, Entry, Learner, entries, finals, searches, table
-from hyfreedp.experiments.tasks.image_tasks import Task
+from hyfreedp.experiments.tables import tuning_budget
+from hyfreedp.experiments.tables.plan import MEAN_RUNS, ROWS, Entry, Learner, table
 from hyfreedp.experiments.tasks.registry import TASKS
 
 LEARNER = Learner("digits", "mlp", "full", 6)
-SMOKE = SCALES["smoke"]
 
 
 def record(spec, test=0.5):
@@ -25,21 +22,6 @@ def record(spec, test=0.5):
     distance = abs(math.log(spec.learning_rate / 0.011))
     found = {"accuracy": 1 - distance / 100, "loss": distance, "epsilon_spent": spec.epsilon, "seconds": 1.0}
     return found | {"test_accuracy": test} if spec.evaluation == "validation" else found | {"accuracy": test}
-
-
-@pytest.mark.whole
-@pytest.mark.parametrize("name", SCALES)
-def test_every_scale_is_made_of_possible_runs_without_reading_data(name, monkeypatch):
-    monkeypatch.setattr(Task, "datasets", None)  # would fail if called
-    scale = SCALES[name]
-    first = searches(entries(scale))
-    assert first and all(spec.evaluation == "validation" for spec in first)
-    second = finals(entries(scale), record)
-    assert len({spec.key for spec in (*first, *second)}) == len({*first, *second})
-    numbers = Counter((entry.learner, entry.epsilon, entry.row) for entry in entries(scale))
-    assert set(numbers.values()) == {scale.seeds}
-    without = len({*comparison.SPLIT_BUDGET} & {*scale.rows}) * (math.inf in scale.epsilons)
-    assert len(numbers) == len(scale.learners) * (len(scale.epsilons) * len(scale.rows) - without)
 
 
 def test_a_search_takes_the_rate_of_the_best_validation_accuracy_and_the_test_accuracy_chooses_nothing():
@@ -100,24 +82,3 @@ def test_a_random_search_shows_the_very_model_that_scored_best(monkeypatch):
     lines = table(scale, lambda spec: record(spec, test=0.25 if spec == best else 0.75))
     assert lines.accuracy.tolist() == [0.25 if one == seed else 0.75 for one in range(6)]
     assert lines.runs.tolist() == [len(runs) for runs in drawn.values()]
-
-
-def test_a_place_is_whole_if_each_method_has_a_number_there():
-    place = {"profile": "laptop", "task": "digits", "model": "mlp", "tuning": "full"}
-    numbers = [(1.0, "grid", 0.9), (1.0, "grid", None), (1.0, "robust", 0.8), (3.0, "grid", 0.9), (3.0, "robust", None)]
-    rows = pd.DataFrame([place | {"epsilon": e, "row": row, "accuracy": value} for e, row, value in numbers])
-    assert image_classification.whole_places(rows).accuracy.tolist() == [0.9, 0.8]
-
-
-def test_the_table_has_a_line_per_number_and_shows_what_is_missing(monkeypatch):
-    monkeypatch.setattr(comparison, "random_search_epsilon", lambda *_: 1.0)
-    missing = Entry(LEARNER, 3.0, "prodigy", 0).final(record)
-    lines = table(SMOKE, lambda spec: None if spec == missing else record(spec))
-    assert len(lines) == len(list(entries(SMOKE)))
-    assert lines[lines.accuracy.isna()][["row", "epsilon"]].values.tolist() == [["prodigy", 3.0]]
-    grid = lines[(lines.row == "grid_extended") & (lines.epsilon == 3.0)].iloc[0]
-    assert grid.learning_rate == 1e-2 and grid.runs == len(EXTENDED_GRID) + 1
-    assert grid.validation_accuracy == pytest.approx(
-        record(Entry(LEARNER, 3.0, "grid_extended", 0).searches()[5])["accuracy"]
-    )
-    assert lines[lines.row == "reference"].runs.tolist() == [1]

@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from hyfreedp import HyFreeDPOptimizer
-from hyfreedp.experiments.book.parameters import check_parameters
 from hyfreedp.experiments.runs import cells, train
-from hyfreedp.experiments.runs.cells import Spec, read_steps, run_cell, run_cells, tabulate, with_seeds
+from hyfreedp.experiments.runs.cells import Spec, read_steps, run_cell
 from hyfreedp.experiments.runs.train import make_run
 from hyfreedp.experiments.store.cache import cached
 from hyfreedp.experiments.store.files import replacing, write_text
@@ -45,7 +44,6 @@ def test_a_cell_is_reproducible_and_never_trained_twice(whole, tmp_path, monkeyp
             for spec in (
                 Spec(method="adaptive", epsilon=1.0, learning_rate=0.01, clipping_threshold=0.1, steps=12),
                 Spec(method="prodigy", learning_rate=1.0, epsilon=math.inf, steps=12),
-                Spec(method="dadaptation", learning_rate=1.0, epsilon=math.inf, steps=12),
             )
         ),
     ],
@@ -75,20 +73,6 @@ def test_a_killed_cell_resumes_to_the_same_record(whole, tmp_path, monkeypatch, 
     assert not list((tmp_path / "killed").glob("*.ckpt"))
 
 
-@pytest.mark.whole
-def test_worker_processes_give_the_records_of_this_process(tmp_path):
-    specs = with_seeds(Spec(method="linear", learning_rate=0.02, steps=3), 2)
-    here = tabulate(run_cells(specs, tmp_path / "here"))
-    there = tabulate(run_cells(specs, tmp_path / "there", jobs=2))
-    pd.testing.assert_frame_equal(here.drop(columns="seconds"), there.drop(columns="seconds"))
-
-
-@pytest.mark.parametrize(("method", "threshold"), [("vanilla", None), ("linear", 1.0)])
-def test_a_clipping_threshold_belongs_to_methods_that_clip(method, threshold):
-    with pytest.raises(ValueError, match="clipping_threshold must be given exactly for the methods vanilla, adaptive"):
-        Spec(method=method, clipping_threshold=threshold)
-
-
 def test_a_run_has_the_optimizer_and_the_threshold_of_its_spec():
     optimizer, _ = make_run(Spec(method="vanilla", base="sgd", learning_rate=0.2, clipping_threshold=0.3))
     assert optimizer.gradient_engine.clipping == AbadiClipping(0.3)
@@ -116,18 +100,6 @@ def test_scores_are_the_share_of_correct_predictions_and_the_mean_loss():
     assert scores.loss == pytest.approx(surprise.mean().item())
 
 
-@pytest.mark.whole
-def test_the_rate_of_d_adaptation_and_prodigy_is_the_distance_they_estimate(tmp_path):
-    for method in ("dadaptation", "prodigy"):
-        spec = Spec(method=method, learning_rate=1.0, epsilon=math.inf, steps=60)
-        record = run_cell(spec, tmp_path)
-        rates = read_steps(spec, tmp_path).eta
-        # Both start at d = 1e-6 and only grow; without privacy they find a rate at which this network learns.
-        assert rates[0] == pytest.approx(1e-6)
-        assert rates.is_monotonic_increasing and 1e-4 < record["final_eta"] < 0.1
-        assert record["accuracy"] > 0.7
-
-
 def test_a_validation_record_also_has_the_test_accuracy_of_its_own_model(tmp_path):
     spec = Spec(method="linear", learning_rate=0.02, steps=10, evaluation="validation")
     record = run_cell(spec, tmp_path)
@@ -137,15 +109,6 @@ def test_a_validation_record_also_has_the_test_accuracy_of_its_own_model(tmp_pat
             optimizer.step(losses_of(optimizer.module), batch)
     for name, part in (("accuracy", "validation"), ("test_accuracy", "test")):
         assert record[name] == evaluate(optimizer.module, TASKS["digits"].datasets(part)[1]).accuracy
-
-
-def test_gaps_compare_with_the_best_mean_of_the_grid():
-    made = {"constant": (0.01, 0.90, 0.92), "linear": (0.02, 0.89, 0.91), "robust": (1e-4, 0.90, 0.94)}
-    rows = [("digits", 3.0, method, rate, one) for method, (rate, *found) in made.items() for one in found]
-    rows = pd.DataFrame(rows, columns=["task", "epsilon", "method", "learning_rate", "accuracy"])
-    gaps = small_tasks.gaps(rows).set_index("method")
-    assert gaps.gap["robust"] == pytest.approx(1.0) and gaps.gap["linear"] == pytest.approx(-1.0)
-    assert gaps.best_rate["robust"] == 0.01 and gaps["std"]["robust"] == pytest.approx(100 * math.sqrt(0.0008))
 
 
 def test_a_table_is_computed_once_and_read_back_exactly(tmp_path):
@@ -170,26 +133,6 @@ def test_files_are_whole_or_absent(tmp_path):
         temporary.write_text("half")
         raise RuntimeError
     assert path.read_text() == "old" and list(path.parent.iterdir()) == [path]
-
-
-ALLOWED = {"profile": ("smoke", "laptop"), "epsilon": float, "seeds": int}
-
-
-@pytest.mark.parametrize(
-    ("given", "error", "message"),
-    [
-        ({"profile": "laptpo"}, ValueError, "profile must be one of 'smoke', 'laptop', got 'laptpo'"),
-        ({"seeds": 0}, ValueError, "parameter seeds must be at least 1, got 0"),
-        ({"epsilonn": 1.0}, TypeError, "unknown parameter 'epsilonn'.*did you mean 'epsilon'"),
-        ({"seeds": True}, TypeError, "seeds must be int, got True"),
-        ({"epsilon": "3"}, TypeError, "epsilon must be float, got '3'"),
-    ],
-)
-def test_parameters_of_notebooks_are_checked(given, error, message):
-    right = {"profile": "laptop", "epsilon": 3, "seeds": 2}
-    check_parameters(right | {"In": [], "_": 1, "math": math}, ALLOWED)
-    with pytest.raises(error, match=message):
-        check_parameters(right | given, ALLOWED)
 
 
 def test_keys_tell_specs_apart_and_stay_what_they_were(workspace, tmp_path):

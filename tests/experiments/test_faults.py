@@ -1,4 +1,4 @@
-"""Damaged checkpoints, full disks and folders that may not be written to; test_grid.py has the kills."""
+"""Damaged checkpoints and full disks; test_grid.py has the kills."""
 
 import resource
 from contextlib import contextmanager
@@ -8,12 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hyfreedp.experiments.runs import __main__ as cell
-from hyfreedp.experiments.runs import cells
-from hyfreedp.experiments.runs.cells import Spec, run_cell
 from hyfreedp.experiments.store import unfinished
-
-SPEC = Spec(method="linear", learning_rate=0.02, steps=6)
 
 
 @contextmanager
@@ -60,19 +55,3 @@ def test_the_newest_is_loaded_and_a_full_disk_leaves_it(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
     unfinished.discard(path)
     assert not list(tmp_path.iterdir())
-
-
-def test_a_full_disk_at_the_record_is_one_sentence_and_nothing_half_written(tmp_path, capsys):
-    (tmp_path / "spec.json").write_text(SPEC.to_json())
-    folder = tmp_path / "cells"
-    with files_of_at_most(100):
-        assert cell.main([str(tmp_path / "spec.json"), "--cells", str(folder)]) == 1
-    assert capsys.readouterr().err.startswith("failed: [Errno 27] File too large: ")
-    assert not [path for path in folder.iterdir() if path.suffix in (".csv", ".json")]
-
-
-def test_a_folder_that_cannot_be_written_to_is_named_before_anything_is_trained(tmp_path, monkeypatch):
-    monkeypatch.setattr(cells, "train", None)  # would fail if called
-    (tmp_path / "cells").symlink_to(tmp_path / "gone")
-    with pytest.raises(OSError, match="cells"):
-        run_cell(SPEC, tmp_path / "cells")

@@ -24,15 +24,3 @@ def test_texts_are_those_that_were_trained_on(domain, expected):
         documents(domain, 200, seed=0),
     ]
     assert tuple(hashlib.sha256(json.dumps(texts).encode()).hexdigest()[:16] for texts in made) == expected
-
-
-def test_a_reference_says_every_slot():
-    (pair,) = pairs("private", 1, seed=0)
-    assert pair.meaning == (
-        "name[The Red Kitchen], eatType[bistro], food[Italian], priceRange[cheap], customer rating[high], "
-        "area[riverside], familyFriendly[no], near[The Old Mill]"
-    )
-    assert pair.reference == (
-        "There is a highly rated bistro with low prices called The Red Kitchen in the riverside area close to "
-        "The Old Mill. This bistro serves Italian food and does not welcome children."
-    )

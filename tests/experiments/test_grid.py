@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from dataclasses import replace
 
 import pandas as pd
 import pytest
@@ -46,7 +45,7 @@ def test_of_two_processes_that_want_one_cell_one_trains_it(tmp_path):
 # ---- the grid -------------------------------------------------------------------------------------------------------
 
 
-def test_the_written_table_is_that_of_the_records(small, tmp_path, monkeypatch, capsys):
+def test_the_written_table_is_that_of_the_records(small, tmp_path, capsys):
     assert grid.run("smoke", tmp_path / "cells", tmp_path / "results") == 0
     written = pd.read_csv(tmp_path / "results" / "smoke" / comparison.TABLE)
     expected = comparison.table(SCALE, reader(tmp_path / "cells"))
@@ -63,11 +62,6 @@ def test_the_written_table_is_that_of_the_records(small, tmp_path, monkeypatch, 
     (tmp_path / "cells" / f"{expected.key[1]}.json").unlink()
     grid.write_table("smoke", tmp_path / "cells", tmp_path / "results")
     assert [path.read_bytes() for path in files] == before, "a number whose run is not at hand stays"
-    monkeypatch.setitem(comparison.SCALES, "smoke", two := replace(SCALE, seeds=2))
-    for version, count in ((record["environment"]["hyfreedp"], 2), ("0.1.0", 1)):  # the second seed is not at hand
-        comparison.table(two, lambda _: record).assign(version_hyfreedp=version).to_csv(files[0], index=False)
-        grid.write_table("smoke", tmp_path / "cells", tmp_path / "results")
-        assert pd.read_csv(files[0]).groupby("row").accuracy.count()["vanilla"] == count
 
 
 def test_an_interrupted_grid_runs_exactly_what_is_missing(small, tmp_path, monkeypatch, capsys):
@@ -104,20 +98,3 @@ def test_a_failed_cell_stops_no_other_and_is_named(small, tmp_path, monkeypatch,
     assert "2 numbers, 1 of them still missing" in out
     with pytest.raises(ZeroDivisionError):
         run_cells(comparison.searches(comparison.entries(SCALE)), tmp_path / "others")
-
-
-def test_specs_for_workflow_managers_are_those_of_the_plan_and_their_lists_whole_or_absent(small, tmp_path):
-    specs = tmp_path / "specs"
-    specs.mkdir()
-    (specs / "finals").write_text("of another time\n")
-    grid.write_specs("smoke", tmp_path / "cells", specs)
-    assert not (specs / "finals").exists()
-    keys = (specs / "searches").read_text().split()
-    found = [Spec.from_json((specs / f"{key}.json").read_text()) for key in keys]
-    assert found == comparison.searches(comparison.entries(SCALE))
-    stamp = (specs / f"{keys[0]}.json").stat().st_mtime_ns
-    run_cells(comparison.searches(comparison.entries(SCALE)), tmp_path / "cells")
-    grid.write_specs("smoke", tmp_path / "cells", specs)
-    assert (specs / f"{keys[0]}.json").stat().st_mtime_ns == stamp
-    expected = comparison.finals(comparison.entries(SCALE), reader(tmp_path / "cells"))
-    assert (specs / "finals").read_text().split() == [spec.key for spec in expected] and len(expected) == 2

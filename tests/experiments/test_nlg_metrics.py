@@ -1,9 +1,6 @@
 """The five scores against values by hand, and against what the challenge's own scripts print."""
 
-import os
 import shutil
-import subprocess
-import sys
 
 import pytest
 
@@ -47,11 +44,6 @@ OFFICIAL = {
         ["Zest is a pub.", "Plum is a pub by the river."],
         (0.4002, 3.1359, 0.41326, 0.86529, 2.11417),
     ),
-    "no match": (
-        [["Zest serves food.", "Eat at Zest."], ["Plum is by the river."]],
-        ["cheap coffee nearby", "ask again tomorrow"],
-        (0.0690, 0.0, 0.0, 0.0, 0.0),
-    ),
     "punctuation and case": (
         [
             [
@@ -62,11 +54,6 @@ OFFICIAL = {
         ],
         ["it's a Family-Friendly cafe near M & M, prices: £20-25", "The café zest COSTS 1,000 or less: do n't miss it"],
         (0.5240, 4.2730, 0.59773, 0.87500, 6.14792),
-    ),
-    "an empty output": (
-        [[SHORT], ["Plum is by the river.", "By the river there is Plum."]],
-        ["", "Plum is by the river."],
-        (0.3679, 0.4135, 0.49046, 0.5, 3.50489),
     ),
 }
 official = pytest.mark.parametrize(("references", "outputs", "expected"), OFFICIAL.values(), ids=OFFICIAL)
@@ -94,16 +81,3 @@ def test_rouge_by_hand(without_java):
     precision, recall, beta = 5 / 6, 1.0, 1.2
     expected = (1 + beta**2) * precision * recall / (recall + beta**2 * precision)
     assert scores([["the cat on the mat"]], ["the cat sat on the mat."])["ROUGE_L"] == pytest.approx(expected)
-
-
-@pytest.mark.whole
-def test_a_java_process_that_dies_is_an_error_and_no_wait(tmp_path, monkeypatch):
-    """Of one that answers once and ends; in a process of its own, which would otherwise wait at its end."""
-    java = tmp_path / "java"
-    java.write_text("#!/bin/sh\nread line; echo 1 2 3\n")
-    java.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    texts = {number: ["the cat"] for number in range(1000)}
-    code = f"from hyfreedp.experiments.tasks import nlg_metrics; nlg_metrics._meteor({texts}, {texts})"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 1 and "Error" in done.stderr.splitlines()[-1], done.stderr

@@ -23,11 +23,8 @@ COUNTS = {
 # Read from the paper by eye: first and last numbers, and some from the middle.
 SPOTS = [
     ("cv_main", ("full", 1, "NonDP-GS", "Vit-Small", "CIFAR10"), 96.49),
-    ("cv_main", ("full", 3, "DP-hyper", "Vit-Base", "CIFAR100"), 19.92),
     ("cv_main", ("full", math.inf, "D-Adaptation", "Vit-Small", "CIFAR10"), 54.29),
-    ("cv_main", ("bitfit", math.inf, "HyFreeDP", "Vit-Base", "Food101"), 89.06),
     ("app_cv_main", ("full", math.inf, "HyFreeDP", "Vit-Base", "Food101"), 88.73),
-    ("cv_main_eps8", ("full", 8, "Prodigy", "Vit-Base", "Food101"), 1.90),
     ("cv_main_eps8", ("bitfit", 8, "HyFreeDP", "Vit-Base", "Food101"), 87.14),
     ("nondp_ls", ("full", math.inf, "NonDP-GS w/ LS", "Vit-Base", "Food101"), 89.10),
 ]

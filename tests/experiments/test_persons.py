@@ -1,6 +1,4 @@
-"""The study of persons: its features and its persons by hand, and a table that goes on where it was."""
-
-import math
+"""The study of persons: its features by hand, and a table that goes on where it was."""
 
 import numpy as np
 import pandas as pd
@@ -19,12 +17,6 @@ def test_a_slope_of_brightness_has_one_direction():
     weights = found[..., 0]
     assert weights.argmax(1).tolist() == [4, 6, 0]
     torch.testing.assert_close(weights.max(1).values, torch.full((3,), 10 / 6), rtol=1e-3, atol=0)  # of 36 cells
-
-
-def test_nine_persons_in_ten_are_left_three_records():
-    owners = np.random.default_rng(0).permutation(np.repeat(np.arange(100, 120), 30))
-    left = persons.thinned(owners)
-    assert np.unique(owners[left], return_counts=True)[1].tolist() == [30, *[3] * 9] * 2
 
 
 @pytest.fixture
@@ -48,12 +40,3 @@ def test_a_run_that_is_recorded_is_not_made_again_and_one_that_is_not_is_the_sam
     released = [*persons.CELL, "noise", "accuracy"]
     pd.testing.assert_frame_equal(again.iloc[[0, 3, 1, 2]][released].reset_index(drop=True), whole[released])
     assert (again.seconds[:3] == whole.seconds[[0, 2, 3]].to_numpy()).all()
-
-
-def test_a_table_shows_means_over_seeds():
-    cells = [(name, way, 3.0, seed) for name in persons.DATA for way in persons.WAYS for seed in (0, 1)]
-    rows = pd.DataFrame(cells, columns=persons.CELL).assign(noise=0.0104, epsilon_person=3.0)
-    rows["accuracy"] = rows.seed.map({0: 0.41, 1: 0.5}) - (rows.data == "unequal") * 0.1
-    first = persons.markdown(rows).splitlines()[2]
-    assert first == "| 3 | 3 | `owners=`, all their records | 10.4, 10.4 | 45.5 | 35.5 |"
-    assert math.isclose(persons.shares(rows)["accuracy, unequal"].mean(), 35.5)

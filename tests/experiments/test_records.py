@@ -1,8 +1,8 @@
-"""Committed records of runs: packed to the same bytes, unpacked beside what is there, and some of them made again."""
+"""Committed records of runs: packed to the same bytes, checked, and some of them made again."""
 
 import json
 import tarfile
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -37,15 +37,6 @@ def test_the_same_runs_give_the_same_bytes_and_come_out_as_they_went_in(committe
     assert (tmp_path / "again.tar.xz").read_bytes() == committed.read_bytes()
 
 
-def test_what_was_trained_here_stays(committed, tmp_path):
-    files = archive.read(committed)
-    ours = tmp_path / sorted(name for name in files if name.endswith(".json"))[0]
-    ours.write_text("{}")
-    archive.unpack(files, tmp_path)
-    assert ours.read_text() == "{}"
-    assert archive.read(tmp_path / "none.tar.xz") == {}
-
-
 def test_no_damage_to_an_archive_goes_unnoticed(committed, tmp_path):
     content = committed.read_bytes()
     for place in range(0, len(content), 97):
@@ -57,7 +48,7 @@ def test_no_damage_to_an_archive_goes_unnoticed(committed, tmp_path):
         archive.read(tmp_path / "bad.tar.xz")
 
 
-@pytest.mark.parametrize("name", ["../0123456789abcdef.json", "/0123456789abcdef.json", "0123456789abcdef.py", "link"])
+@pytest.mark.parametrize("name", ["../0123456789abcdef.json", "0123456789abcdef.py", "link"])
 def test_an_archive_with_anything_else_is_refused(tmp_path, name):
     with tarfile.open(tmp_path / "bad.tar.xz", "w:xz") as bad:
         member = tarfile.TarInfo(name if name != "link" else "0123456789abcdef.json")
@@ -89,24 +80,6 @@ def test_a_single_bit_is_not_called_equal(committed, tmp_path, change):
     assert change != "far" or ("beyond," in str(found[0]) and "4000.0 is recorded" in str(found[0]))
 
 
-def test_a_record_of_an_earlier_version_is_not_drawn_and_long_ones_do_not_add_up(committed):
-    records = {name[:16]: json.loads(text) for name, text in archive.read(committed).items() if name.endswith(".json")}
-    assert len(again.draw(records)) == 3
-    assert not again.draw({key[::-1]: record for key, record in records.items()})
-    assert len(again.draw({key: record | {"seconds": 25.0} for key, record in records.items()})) == 2
-
-
-def test_the_spread_is_the_standard_deviation_over_seeds():
-    random = np.random.default_rng(0)
-    made = [
-        {"spec": asdict(replace(SHORT, seed=seed, learning_rate=rate)), "accuracy": random.normal(rate, 0.01)}
-        for rate in np.linspace(0.1, 0.9, 60)
-        for seed in range(3)
-    ]
-    assert again.spread_over_seeds(made) == pytest.approx(0.01, rel=0.15)
-    assert again.spread_over_seeds([]) == 0
-
-
 def test_the_committed_records_are_of_this_version():
     """Else ``make reproduce`` would train them all: make them again by ``reproduce --fresh`` and ``records``."""
     for path in sorted((ROOT / "data" / "results").glob(f"*/{archive.NAME}")):
@@ -133,24 +106,3 @@ def test_a_batch_reads_committed_records_and_makes_some_again(committed, project
     assert ": equal, " not in capsys.readouterr().out
     assert main(["reproduce", "--profile", "smoke", "--only", "02", "--fresh"]) == 0
     assert "0 runs are committed records" in capsys.readouterr().out
-
-
-def test_a_notebook_opened_alone_has_the_committed_runs_but_in_a_fresh_batch(committed, workspace, monkeypatch):
-    place = workspace.results / "smoke" / archive.NAME
-    place.parent.mkdir(parents=True)
-    place.write_bytes(committed.read_bytes())
-    monkeypatch.setenv(archive.FRESH, "1")
-    archive.unpack_committed("smoke")
-    assert not list(workspace.cells.glob("*.json"))
-    monkeypatch.delenv(archive.FRESH)
-    archive.unpack_committed("smoke")
-    assert len(list(workspace.cells.glob("*.json"))) == 3
-
-
-def test_runs_of_a_fresh_batch_become_the_committed_ones(committed, workspace, capsys):
-    with pytest.raises(SystemExit):
-        main(["records", "--profile", "smoke"])
-    assert "it is made by reproduce --fresh --profile smoke" in capsys.readouterr().err
-    archive.unpack(archive.read(committed), workspace.build / "smoke" / "cells")
-    assert main(["records", "--profile", "smoke"]) == 0
-    assert (workspace.results / "smoke" / archive.NAME).read_bytes() == committed.read_bytes()

@@ -12,7 +12,6 @@ import pytest
 
 from hyfreedp.experiments.book import notebooks
 from hyfreedp.experiments.book.sliders import ABSENT, sliders
-from hyfreedp.experiments.book.slides import slides
 
 STYLE = {"color": "#000", "linestyle": "-"}
 # Moves each slider of each figure to its end and back, and tells what was drawn and read off.
@@ -101,9 +100,3 @@ def test_moving_a_slider_changes_the_drawing(tmp_path):
         assert all(moved["before"]["lines"] != moved["after"]["lines"] for moved in dials)
         assert axis["before"]["lines"] == axis["after"]["lines"]
         assert not re.search("NaN|undefined|Infinity", figure["text"] + str(figure["moved"]))
-
-
-def test_ten_slides_load_nothing():
-    page = slides()
-    assert page.count('<img class="later" src="data:image/png;base64,') == page.count("<h2>") == 10
-    assert not re.search(r"(src|href)=\"(?!data:)|fetch\(|\bimport\b", page)

@@ -1,7 +1,5 @@
 """A small project of notebooks for the tests of the batch run and its report; no kernel unless a test wants one."""
 
-import json
-
 import jupytext
 import nbformat
 import pytest
@@ -25,7 +23,7 @@ for folder in (figures, cells):
     folder.mkdir(parents=True, exist_ok=True)
 with open(cells / "log.txt", "a") as log:
     log.write("{stem}\\n")
-made = {{"figure": "{stem}", "shows": "a dot", "claim": "", "summary": [], "inputs": {inputs}}}
+made = {{"figure": "{stem}", "shows": "a dot", "claim": "", "summary": [], "inputs": []}}
 made["parameters"] = {{"profile": profile, "epsilon": epsilon, "task": task}}
 (figures / "{stem}.png").write_bytes(bytes.fromhex("{pixel}"))
 (figures / "{stem}.json").write_text(json.dumps(made))
@@ -42,25 +40,22 @@ class Project:
         self.notebooks.mkdir()
         self.package.mkdir()
 
-    def write(self, stem, body="", parameters=PARAMETERS, inputs=()):
+    def write(self, stem, body=""):
         """A notebook that logs its execution and makes one figure, then runs ``body``."""
-        code = BODY.format(stem=stem, pixel=PIXEL.hex(), inputs=list(inputs)) + body
+        code = BODY.format(stem=stem, pixel=PIXEL.hex()) + body
         cells = [
             new_markdown_cell(f"# Title of {stem}"),
-            new_code_cell(parameters, metadata={"tags": ["parameters"]}),
+            new_code_cell(PARAMETERS, metadata={"tags": ["parameters"]}),
             new_code_cell(code),
         ]
         kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
         notebook = new_notebook(cells=cells, metadata={"kernelspec": kernel})
         jupytext.write(notebook, self.notebooks / f"{stem}.py", fmt="py:percent")
 
-    def log(self, cells=None):
+    def log(self):
         """Stems of the notebooks executed so far, in order."""
-        path = (cells or self.cells) / "log.txt"
+        path = self.cells / "log.txt"
         return path.read_text().split() if path.exists() else []
-
-    def description(self, stem, profile="smoke"):
-        return json.loads((self.build / profile / "figures" / f"{stem}.json").read_text())
 
 
 @pytest.fixture

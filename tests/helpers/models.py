@@ -167,13 +167,6 @@ def vit() -> Example:
     return _classifier(model, torch.randn(4, 3, 16, 16), classes=3)
 
 
-def vit_tiny() -> Example:
-    """timm's own configuration, on smaller images."""
-    timm = pytest.importorskip("timm")
-    model = timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=8, num_classes=5)
-    return _classifier(model, torch.randn(3, 3, 32, 32), classes=5)
-
-
 def gpt2() -> Example:
     transformers = pytest.importorskip("transformers")
     config = transformers.GPT2Config(
