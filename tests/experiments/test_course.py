@@ -144,7 +144,16 @@ def test_the_students_copy_checks_answers_shows_none_and_has_no_dead_link(tmp_pa
         assert not [link for link in links if "://" not in link and not (path.parent / link).exists()], path
 
 
-WITHOUT = 'import sys; sys.modules |= dict.fromkeys(["hyfreedp", "torch", "pandas", "seaborn", "sklearn"])'
+WITHOUT = """
+import sys
+
+class Without:
+    def find_spec(name, *more):
+        if name.partition(".")[0] in {"hyfreedp", "torch", "pandas", "seaborn", "sklearn"}:
+            raise ModuleNotFoundError(name)
+
+sys.meta_path.insert(0, Without)
+"""
 
 
 @pytest.mark.whole

@@ -16,8 +16,6 @@ from hyfreedp.experiments.store.paths import RESULTS, ROOT
 from hyfreedp.experiments.store.verdicts import Verdict, scoreboard, verdict
 from hyfreedp.experiments.tables import control, image_classification, looks, paper, small_tasks
 
-pytestmark = pytest.mark.usefixtures("figure_style")
-
 
 def test_the_cases_of_a_claim_are_gathered_from_all_notebooks(workspace):
     made = {

@@ -68,7 +68,6 @@ def assert_exact(
     engine: GradientEngine | None = None,
     *,
     clipping: Clipping | None = None,
-    rows: slice = slice(None),
     slow: str | None = None,
     rtol: float = 1e-9,
 ) -> GradientEngine:
@@ -79,12 +78,11 @@ def assert_exact(
     """
     clipping = clipping or AutomaticClipping()
     engine = engine or make_engine(example.model, clipping)
-    piece = Example(example.model, tuple(tensor[rows] for tensor in example.batch), example.loss)
-    expected = piece.clipped(clipping)
+    expected = example.clipped(clipping)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for _ in range(2):
-            for one, other in zip(piece.by_engine(engine), expected, strict=True):
+            for one, other in zip(example.by_engine(engine), expected, strict=True):
                 torch.testing.assert_close(one, other, rtol=rtol, atol=1e-12)
     said = [str(w.message) for w in caught if "samples are computed one at a time" in str(w.message)]
     if slow is None:
