@@ -306,32 +306,25 @@ def _texts(samples: int) -> tuple[Tensor, ...]:
     return ids.where(mask > 0, 2), mask, torch.randint(2, (samples,))
 
 
-def _text_loss(model: nn.Module, ids: Tensor, mask: Tensor, y: Tensor) -> Tensor:
-    return model(input_ids=ids, attention_mask=mask, labels=y).loss
-
-
-def _causal_loss(model: nn.Module, ids: Tensor, mask: Tensor, y: Tensor) -> Tensor:
-    labels = ids.masked_fill(mask == 0, -100)
-    return model(input_ids=ids, attention_mask=mask, labels=labels, use_cache=False).loss
-
-
-def _pair_loss(model: nn.Module, ids: Tensor, mask: Tensor, y: Tensor) -> Tensor:
-    return model(input_ids=ids, attention_mask=mask, labels=ids[:, :5].contiguous(), use_cache=False).loss
-
-
 def _images(samples: int, size: int = 32) -> tuple[Tensor, ...]:
     return torch.randn(samples, 3, size, size, dtype=torch.float64), torch.randint(CLASSES, (samples,))
 
 
-def _image_loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    return model(pixel_values=x, labels=y).loss
-
-
 _TASKS: dict[str, tuple[Callable[[int], tuple[Tensor, ...]], Callable[..., Tensor]]] = {
-    "causal": (_texts, _causal_loss),
-    "text": (_texts, _text_loss),
-    "pairs": (_texts, _pair_loss),
-    "image": (_images, _image_loss),
+    "causal": (
+        _texts,
+        lambda model, ids, mask, y: (
+            model(input_ids=ids, attention_mask=mask, labels=ids.masked_fill(mask == 0, -100), use_cache=False).loss
+        ),
+    ),
+    "text": (_texts, lambda model, ids, mask, y: model(input_ids=ids, attention_mask=mask, labels=y).loss),
+    "pairs": (
+        _texts,
+        lambda model, ids, mask, y: (
+            model(input_ids=ids, attention_mask=mask, labels=ids[:, :5].contiguous(), use_cache=False).loss
+        ),
+    ),
+    "image": (_images, lambda model, x, y: model(pixel_values=x, labels=y).loss),
     "features": (_texts, lambda model, ids, mask, y: model(input_ids=ids, attention_mask=mask)[0].square().mean()),
     "speech": (
         lambda samples: (torch.randn(samples, 320, dtype=torch.float64), torch.randint(CLASSES, (samples,))),
@@ -343,14 +336,13 @@ _TASKS: dict[str, tuple[Callable[[int], tuple[Tensor, ...]], Callable[..., Tenso
     ),
 }
 
-
-_DROPOUTS = ("p", "drop_prob", "dropout", "attention_dropout", "activation_dropout", "layerdrop", "drop_path")
+_DROPOUTS = "p drop_prob dropout attention_dropout activation_dropout layerdrop drop_path attn_dropout".split()
 
 
 def _prepared(model: nn.Module) -> nn.Module:
     """In train mode, of double precision and without dropout; parameters that begin at zero are moved."""
     for layer in model.modules():
-        for name in (*_DROPOUTS, "attn_dropout"):
+        for name in _DROPOUTS:
             if isinstance(getattr(layer, name, None), float):
                 setattr(layer, name, 0.0)
     with torch.no_grad():
