@@ -21,6 +21,16 @@ def run(ledger, steps):
             ledger.record_probe(ledger.steps - 1, ledger.steps)
 
 
+def test_a_run_spends_what_its_split_says_and_no_step_more():
+    ledger = PrivacyLedger(make_split())
+    run(ledger, 12)
+    assert ledger.epsilon() == ledger.split.epsilon <= 1 and "12 of 12 steps, 3 of 3 probes" in repr(ledger)
+    for refused in (ledger.check, ledger.record):
+        with pytest.raises(BudgetExhausted, match="all 12 steps that the noise was calibrated for have been made"):
+            refused()
+    assert ledger.steps == 12
+
+
 def test_a_probe_or_look_out_of_turn_is_refused_and_not_counted():
     ledger = PrivacyLedger(make_split())
     run(ledger, 3)

@@ -196,6 +196,21 @@ def test_records_have_as_many_rows_as_they_have() -> None:
 # -- precision ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight:UserWarning")  # torch's own RMSNorm
+@pytest.mark.parametrize("build", EXAMPLES)
+def test_half_precision_autocast_is_close(build) -> None:
+    example = build()
+    example.model.float()
+    example.batch = tuple(t.float() if t.is_floating_point() else t for t in example.batch)
+    norms, clipped = example.clipped()
+    with torch.autocast("cpu", torch.bfloat16):
+        engine = make_engine(example.model, AutomaticClipping())
+        measured, total = example.by_engine(engine)
+    assert measured.dtype == torch.float32 and engine.fallback_reason is None
+    torch.testing.assert_close(measured, norms, rtol=0.05, atol=0)
+    assert (total - clipped).norm() < 0.05 * clipped.norm()
+
+
 @some_by_the_loop
 @pytest.mark.parametrize("loop", [False, True])
 def test_norms_of_half_precision_gradients_are_those_of_single_precision(loop) -> None:

@@ -51,3 +51,8 @@ def test_minimizer():
     assert fit_quadratic([-1, 0, 1], [2.5, 1.0, 0.5]).minimizer == pytest.approx(1.0)
     assert QuadraticFit(2.0, 0.0, 1.0).minimizer == math.inf and QuadraticFit(-2.0, 0.0, 1.0).minimizer == -math.inf
     assert math.isnan(QuadraticFit(0.0, 0.0, 1.0).minimizer)
+
+
+def test_two_distinct_points_make_no_parabola():
+    with pytest.raises(ValueError, match="three distinct"):
+        fit_quadratic([1, 1, 0, 0], [0, 1, 2, 3])

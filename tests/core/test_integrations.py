@@ -364,6 +364,12 @@ def test_one_large_record_is_not_told_by_lightning(lightning, tmp_path):
     from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor, ModelCheckpoint
     from lightning.pytorch.loggers import CSVLogger
 
+    class Logging(lightning.kind):
+        def training_step(self, batch, batch_idx):
+            loss = super().training_step(batch, batch_idx)
+            self.log("raw", loss)  # which is ignored
+            return loss
+
     found = []
     for scale in (1.0, 1e3):
         folder, data = tmp_path / str(scale), make_data()
@@ -371,7 +377,7 @@ def test_one_large_record_is_not_told_by_lightning(lightning, tmp_path):
         watching = [ModelCheckpoint(folder, "run"), LearningRateMonitor("step"), EarlyStopping("epsilon", patience=99)]
         saving = {"logger": CSVLogger(folder, version=0), "callbacks": watching, "enable_checkpointing": True}
         saving |= {"default_root_dir": folder, "log_every_n_steps": 1, "max_epochs": STEPS}
-        module, loader, trainer = lightning({"preset": "fixed"}, data=data, size=len(data), **saving)
+        module, loader, trainer = lightning({"preset": "fixed"}, data=data, size=len(data), kind=Logging, **saving)
         trainer.fit(module, loader)
         saved = torch.load(folder / "run.ckpt", weights_only=False)
         assert saved["optimizer_states"][0]["ledger"]["steps"] == STEPS
@@ -420,6 +426,14 @@ def test_callbacks_that_log_time_or_memory_are_refused(name):
     module.trainer = Trainer(callbacks=[callback], logger=False, accelerator="cpu", enable_checkpointing=False)
     with pytest.raises(ValueError, match=f"callbacks must not have a {name} .*not private"):
         module.configure_optimizers()
+
+
+def test_a_module_with_an_optimizer_of_its_own_is_refused():
+    """Its steps would not be private."""
+    lightning = pytest.importorskip("hyfreedp.integrations.lightning")
+    own = type("Own", (lightning.PrivateModule,), {"configure_optimizers": lambda self: None})
+    with pytest.raises(TypeError, match="must not have a configure_optimizers of its own"):
+        own().make_private(None, None)
 
 
 def test_accelerate_does_not_wrap_what_is_private():

@@ -184,6 +184,7 @@ DECISIONS: dict[str, tuple[Loss, int]] = {
     "item": (lambda m, x, k: m(x).sum() * (1 + k.item()), 4),
     "int": (lambda m, x, k: sum(m(x).sum() for _ in range(int(k) + 1)), 4),
     "index": (lambda m, x, k: [m(x), m(x) * 2, m(x).exp(), m(x).sin()][k].sum(), 4),
+    "in": (lambda m, x, k: m(x).sum() * (1 + (0 in k)), 2),
     "without gradients": (lambda m, x, k: m(x).sum() * (1 + torch.no_grad()(lambda: bool(m(x) > 0))()), 2),
     "collatz": (collatz, 3),
     "caught": (caught, 4),

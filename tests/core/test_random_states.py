@@ -2,6 +2,7 @@
 
 import hashlib
 import random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from torch.utils.data import DataLoader
 from twins import Built, Made, by_hand, cross_entropy, make_private, sgd
 
 from hyfreedp.data.batches import groups_of
+from hyfreedp.noise import random_states
 from hyfreedp.noise.cipher import derive
 from hyfreedp.noise.random_states import random_states_of
 from hyfreedp.pytorch.devices import CPU
@@ -40,6 +42,17 @@ def test_torch_draws_what_the_mersenne_twister_of_the_whole_key_does():
     twister.set_state(("MT19937", words, 624))
     raw = np.array([twister.randint(0, 2**32, dtype=np.uint32) for _ in range(2000)])
     assert np.array_equal(drawn.numpy(), raw % 2**16)
+
+
+def test_an_accelerators_state_is_seeded_and_given_back(monkeypatch):
+    states = [torch.Generator().manual_seed(5).get_state()]
+    module = SimpleNamespace(
+        get_rng_state=lambda device: states[-1], set_rng_state=lambda state, device: states.append(state)
+    )
+    monkeypatch.setattr(random_states, "backend", lambda device: module)
+    with random_states_of(b"1" * 32, CPU):
+        assert not torch.equal(states[-1], states[0])
+    assert torch.equal(states[-1], states[0])
 
 
 # -- attack: who knows the seed of a script knows its masks ------------------------------------------------------------

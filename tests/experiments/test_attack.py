@@ -34,16 +34,6 @@ def test_threshold_is_chosen_on_one_half_and_judged_on_the_other():
     assert attack.judge(without, only_first).advantage == 0
 
 
-def test_scores_add_up_and_give_an_interval():
-    score = attack.Score(30, 10, 50) + attack.Score(40, 20, 50)
-    assert score == attack.Score(70, 30, 100) and score.advantage == pytest.approx(0.4)
-    low, high = score.interval()
-    assert low < 0.4 < high
-    hits = stats.binomtest(70, 100).proportion_ci(0.975, method="exact")
-    alarms = stats.binomtest(30, 100).proportion_ci(0.975, method="exact")
-    assert (low, high) == pytest.approx((hits.low - alarms.high, hits.high - alarms.low))
-
-
 @pytest.fixture(scope="module")
 def result():
     """200 records on nearly one parabola, and an outlier that bends it."""

@@ -85,29 +85,6 @@ def test_contenders_add_the_same_noise():
 # ---- the numbers are right -------------------------------------------------------------------------------------------
 
 
-def test_rounds_take_turns_whole_periods_at_a_time_and_leave_out_who_fails():
-    """Time passes only when a step says so; every round begins with another contender."""
-    now, order = [0.0], []
-
-    def lasting(name, *durations):
-        pending = iter(durations)
-
-        def step():
-            order.append(name)
-            now[0] += next(pending)
-
-        return step
-
-    steps = {
-        "a": (lasting("a", 1.0, 2.0, 4.0), 1),
-        "b": (lasting("b", *[5.0, 1.0, 1.0] * 3), 3),
-        "c": (lasting("c", 1.0), 1),
-    }
-    seconds, failed = measure.time_rounds(steps, 3, clock=lambda: now[0])
-    assert seconds == {"a": [1.0, 2.0, 4.0], "b": [7 / 3] * 3}
-    assert failed == {"c": "StopIteration: "} and "".join(order) == "abbbc" + "bbbca" + "abbb"
-
-
 def test_peak_memory_counts_weights_state_and_the_largest_moment():
     """A linear layer without bias under SGD with momentum: what is alive can be counted by hand."""
     module = torch.nn.Linear(256, 256, bias=False)

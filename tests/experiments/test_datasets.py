@@ -145,13 +145,6 @@ def test_traffic_signs_are_unpacked_bit_for_bit_and_tracks_are_not_divided(place
     assert torch.equal(arrays.test[0].permute(0, 2, 3, 1), torch.from_numpy(pixels[:4]))
 
 
-@pytest.mark.parametrize("name", datasets.IMAGES)
-def test_without_data_and_internet_one_sentence_says_what_to_do(places, name):
-    with pytest.raises(FileNotFoundError, match=r"is not in HYFREEDP_DATA=.*data and could not be downloaded .*: conn"):
-        images(name)
-    assert not list((places / "cache").iterdir())
-
-
 def test_damaged_and_missing_images_are_refused(cifar, places, monkeypatch):
     copy = datasets.IMAGES["cifar10"].copy
     expect(monkeypatch, "cifar10", (30, 11))

@@ -56,14 +56,6 @@ def test_what_is_handed_over_broadcasts_to_the_dials_and_the_axis():
         sliders("one", [1, 2, 3], {"a": (STYLE, np.zeros((2, 3)))}, {"B": [1, 2, 3]})
 
 
-def test_the_committed_ones_are_small_and_load_nothing():
-    found = committed()
-    names = ("01_bias_variance", "03_noise_split", "04_curve_fit", "10_audit")
-    assert set(found) == {f"sliders-{name}" for name in names}
-    for page in found.values():
-        assert len(page) < 40_000 and not re.search(r"\b(src|href)=|fetch\(|import\b", page)
-
-
 def test_the_u_is_the_closed_form():
     data = data_of(committed()["sliders-01_bias_variance"])
     bias, variance, total = (np.broadcast_to(np.reshape(c["values"], c["shape"]), (7, 4, 59)) for c in data["curves"])
