@@ -63,8 +63,8 @@ def test_so_many_places_decide_as_are_said_to(values, mark):
     needed = verdicts.would_decide(values, mark)
     if needed is not None:
         spread = np.std(values, ddof=1)
-        halves = [stats.t.ppf(0.975, n - 1) * spread / math.sqrt(n) for n in (needed, max(2, needed - 1))]
-        assert halves[0] < abs(np.mean(values) - mark) and (needed == 2 or abs(np.mean(values) - mark) <= halves[1])
+        halves = [stats.t.ppf(0.975, n - 1) * spread / math.sqrt(n) for n in (needed, max(3, needed - 1))]
+        assert halves[0] < abs(np.mean(values) - mark) and (needed == 3 or abs(np.mean(values) - mark) <= halves[1])
 
 
 def test_figures_are_of_the_records_of_today():
@@ -110,8 +110,9 @@ def test_a_time_is_beyond_a_mark_by_both_of_its_quartiles(quartiles, outcome):
     assert efficiency.by_quartiles(pd.DataFrame(quartiles, columns=["x_q1", "x_q3"]), "x", 1.07) == outcome
 
 
-def test_a_data_set_decides_nothing_alone_and_two_do():
-    """So a second set of texts would decide the claims of Tab. gpt2 without a change of code."""
-    shares = pd.Series([0.30, 0.32], ["E2E", "E2E"])
+def test_three_data_sets_can_decide_and_two_cannot_however_alike():
+    """So two more sets of texts would decide the claims of Tab. gpt2 without a change of code."""
+    shares = pd.Series([0.30, 0.30, 0.32], ["E2E", "other", "E2E"])
     assert verdicts.by_data_sets(shares, most=0.5) == "not shown"
-    assert verdicts.by_data_sets(shares.set_axis(["E2E", "other"]), most=0.5) == "reproduced"
+    assert "; 3 data sets would decide" in verdicts.over_data_sets(shares, most=0.5)[1]
+    assert verdicts.by_data_sets(shares.set_axis(["E2E", "other", "third"]), most=0.5) == "reproduced"

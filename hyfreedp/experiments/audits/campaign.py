@@ -36,6 +36,12 @@ SIZES = {
     "gpu": _LARGE,
     "paper": _LARGE,
 }
+TITLES = {
+    "robust": "preset robust (ours)",
+    "paper": "HyFreeDP (preset paper)",
+    "constant": "0.02, constant",
+    "linear": "0.02, linear decay",
+}
 RATES = {"robust": 1e-4, "paper": 1e-4, "constant": 2e-2, "linear": 2e-2}  # the first of a learned rate, else the rate
 
 

@@ -2,7 +2,8 @@
 
 docs/verdicts.md explains it. A claim says of some quantity that it lies between two marks, on every data set alike.
 
-* "reproduced": the whole 95 % interval over our data sets lies between the marks; all rows do, where each is exact.
+* "reproduced": the whole 95 % interval over our data sets, three at least, is between the marks; or all rows are,
+  where each is exact.
 * "fails here": the whole interval lies outside, or a row does. "Here" is our scale: small data, small models.
 * "not shown": neither. The number says how many data sets would decide, if they scattered as these do.
 * "mathematically wrong": of a statement that holds always or not at all, there is a counter-example.
@@ -14,7 +15,7 @@ The marks of "comparable" are the same in all notebooks, and were set before tod
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import PurePath
 from typing import Any, Literal
@@ -55,8 +56,8 @@ class Verdict:
 
 
 def mean_interval(values: Sequence[float]) -> tuple[float, float]:
-    """The 95 % t interval of the mean of independent values; NaN for fewer than two."""
-    if len(values) < 2:
+    """The 95 % t interval of the mean of independent values; NaN for fewer than three."""
+    if len(values) < 3:  # the scatter of two is one difference, small by chance where they happen to be alike
         return math.nan, math.nan
     half = stats.t.ppf(0.5 + CONFIDENCE / 2, len(values) - 1) * stats.sem(values)
     return float(np.mean(values) - half), float(np.mean(values) + half)
@@ -70,37 +71,46 @@ def by_interval(low: float, high: float, least: float = -math.inf, most: float =
 
 
 def would_decide(values: Sequence[float], mark: float) -> int | None:
-    """How many values would have an interval on one side of the mark; None for a single one, or a mean at the mark."""
+    """How many values, three or more, would have an interval on one side of the mark, if they scattered as these do.
+
+    None for a single one, whose scatter is not known, and for a mean at the mark.
+    """
     if len(values) < 2 or (distance := abs(float(np.mean(values)) - mark)) == 0:
         return None
-    for number in range(2, 10_000):
+    for number in range(3, 10_000):
         if stats.t.ppf(0.5 + CONFIDENCE / 2, number - 1) * np.std(values, ddof=1) / math.sqrt(number) < distance:
             return number
     return None
 
 
 def by_data_sets(values: pd.Series, least: float = -math.inf, most: float = math.inf) -> Outcome:
-    """Of numbers indexed by their data set: of the interval over the data sets' means, which a single one has not."""
+    """Of numbers indexed by their data set: of the interval over the data sets' means, which fewer than three lack."""
     return by_interval(*mean_interval(list(values.groupby(level=0, sort=False).mean())), least, most)
+
+
+def means_in_words(values: pd.Series) -> str:
+    """The mean of each data set, by which the values are indexed, and that over data sets."""
+    means = values.groupby(level=0, sort=False).mean()
+    words = ", ".join(f"{name} {mean:+.1f}" for name, mean in means.items()) + " points"
+    return words + (f"; mean {means.mean():+.1f}" if len(means) > 1 else ", one data set")
 
 
 def over_data_sets(values: pd.Series, least: float = -math.inf, most: float = math.inf) -> tuple[Outcome, str]:
     """Of a claim about points of accuracy, on every data set alike; and the numbers in words.
 
     Places of one data set (its models, budgets and what is trained) are no independent witnesses: they are averaged
-    first, and the interval is over data sets. A single data set has none.
+    first, and the interval is over data sets.
 
     Args:
         values: a number per place, the mean over its seeds, indexed by its data set.
         least, most: the marks; one of them.
     """
-    means = values.groupby(level=0, sort=False).mean()
-    outcome, (low, high) = by_data_sets(values, least, most), mean_interval(list(means))
-    words = ", ".join(f"{name} {mean:+.1f}" for name, mean in means.items()) + " points"
-    words += f"; mean {means.mean():+.1f}" if len(means) > 1 else ", one data set"
-    # An interval of two has one degree of freedom: wider than what it is about.
-    words += f" (95 %: {low:+.1f} to {high:+.1f})" if len(means) > 2 else ""
-    needed = would_decide(list(means), least if math.isfinite(least) else most)
+    means = list(values.groupby(level=0, sort=False).mean())
+    outcome, words = by_data_sets(values, least, most), means_in_words(values)
+    if len(means) > 2:
+        low, high = mean_interval(means)
+        words += f" (95 %: {low:+.1f} to {high:+.1f})"
+    needed = would_decide(means, least if math.isfinite(least) else most)
     if outcome == "not shown" and needed:
         words += f"; {needed if needed <= 100 else 'more than 100'} data sets would decide"
     return outcome, words
@@ -132,11 +142,16 @@ def verdict(name: str, found: Sequence[Verdict], *, parameters: Mapping[str, Any
         claim="",
         summary=[f"{_named(one)}: {one.outcome} ({one.number})" for one in found] or ["too little data for a verdict"],
     )
-    ours = {"ours": " (our claim)"}
-    lines = [
-        f"* {_named(one)}{ours.get(one.whose, '')}: **{one.outcome}**. {one.number[0].upper()}{one.number[1:]}."
-        for one in found
-    ]
+    lines, ours = [], {"ours": " (our claim)"}
+    for claim in dict.fromkeys(one.claim for one in found):
+        cases = [one for one in found if one.claim == claim]
+        shared = _shared(one.outcome for one in cases)
+        numbers = [f"{one.number[0].upper()}{one.number[1:]}." for one in cases]
+        lines.append(f"* {_named(cases[0]) if len(cases) == 1 else claim}{ours.get(cases[0].whose, '')}: **{shared}**.")
+        if len(cases) == 1:
+            lines[-1] += f" {numbers[0]}"
+        else:
+            lines += [f"  * {one.case}: {one.outcome}. {told}" for one, told in zip(cases, numbers, strict=True)]
     display(Markdown("\n".join(lines)))
 
 
@@ -144,10 +159,16 @@ def _named(one: Verdict) -> str:
     return f"{one.claim}, {one.case}" if one.case else one.claim
 
 
+def _shared(outcomes: Iterable[Outcome]) -> Outcome:
+    """Of a claim with several cases: what all of them have, and "not shown" where they differ."""
+    different = set(outcomes)
+    return different.pop() if len(different) == 1 else "not shown"
+
+
 def scoreboard(pages: Sequence[str], whose: Whose) -> str:
     """Committed verdicts as a list in Markdown: each with links to the notebooks (pages) that judge it, and its claim.
 
-    A claim with several cases has the verdict that all of them share, and "not shown" where they differ.
+    The cases of a claim are gathered from all of them.
     """
     tables = []
     for page in pages:
@@ -158,7 +179,7 @@ def scoreboard(pages: Sequence[str], whose: Whose) -> str:
     lines = []
     for claim, cases in rows[rows.whose == whose].groupby("claim", sort=False):
         links = ", ".join(f"[{PurePath(page).stem[:2]}]({page})" for page in dict.fromkeys(cases.page))
-        shared = cases.outcome.iloc[0] if cases.outcome.nunique() == 1 else "not shown"
+        shared = _shared(cases.outcome)
         first = f"* **{shared}** {links} {claim}"
         if len(cases) == 1 and not cases.case.iloc[0]:
             lines.append(f"{first}: {cases.number.iloc[0]}")

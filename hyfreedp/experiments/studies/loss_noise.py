@@ -93,7 +93,7 @@ def more_points(numbers: Sequence[int] = (5, 9)) -> Verdict:
         slopes[power] = {n: fits[n].slope_std / fits[3].slope_std for n in numbers}
     more, same = (", ".join(f"{slope:.2f} times with {n}" for n, slope in found.items()) for found in slopes.values())
     claim = "Footnote: more points than three may stabilise the fit, using more privacy budget"
-    number = f"with that the slope's noise is {more}; at the same privacy it fails: {same}"
+    number = f"with that the slope's noise is {more} points; at the same privacy, {same}"
     return Verdict(claim, by_row([slope < 1 for slope in slopes[0.0].values()]), number)
 
 

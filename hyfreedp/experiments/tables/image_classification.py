@@ -14,7 +14,14 @@ from hyfreedp.experiments.models.image_models import MODELS, Tuning
 from hyfreedp.experiments.runs.cells import reader
 from hyfreedp.experiments.store.paths import workspace
 from hyfreedp.experiments.store.provenance import versions_of
-from hyfreedp.experiments.store.verdicts import COMPARABLE, POOR, Verdict, mean_interval, over_data_sets
+from hyfreedp.experiments.store.verdicts import (
+    COMPARABLE,
+    POOR,
+    Verdict,
+    mean_interval,
+    means_in_words,
+    over_data_sets,
+)
 from hyfreedp.experiments.tables import paper, plan
 from hyfreedp.experiments.tables.grid import train_missing
 from hyfreedp.experiments.tables.plan import COLUMNS, LEARNED, RATES, ROWS, SCALES, TABLE, Scale, entries, table
@@ -123,7 +130,7 @@ def paired(rows: pd.DataFrame, row: str, *, against: str | None = None, tuning: 
 
     Returns:
         ``by_place``, the differences, means over seeds, indexed by their data set; ``mean`` over data sets (NaN without
-        pairs), and ``low`` and ``high``, its 95 % t interval (NaN for a single data set): places of one data set share
+        pairs), and ``low`` and ``high``, its 95 % t interval (NaN for fewer than three data sets): places of one share
         its images; ``pairs``, and how many of them are ``wins``.
     """
     rows = rows if "profile" in rows else rows.assign(profile="")
@@ -217,7 +224,7 @@ def judged(rows: pd.DataFrame) -> list[Verdict]:
         if not len(points):
             continue
         outcome, number = over_data_sets(points, claim.least)
-        number += f"; left out, beyond reach: {over_data_sets(left_out)[1]}" if len(left_out) else ""
+        number += f"; left out, beyond reach: {means_in_words(left_out)}" if len(left_out) else ""
         wide = theirs[np.isfinite(theirs.epsilon) == claim.private].pivot(
             index=PAPER_PLACE, columns="row", values="value"
         )

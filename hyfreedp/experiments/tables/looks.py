@@ -13,7 +13,7 @@ from hyfreedp.experiments.runs.cells import run_cells, tabulate
 from hyfreedp.experiments.runs.spec import Spec
 from hyfreedp.experiments.store.files import write_csv
 from hyfreedp.experiments.store.paths import RESULTS, workspace
-from hyfreedp.experiments.store.verdicts import COMPARABLE, Verdict, over_data_sets
+from hyfreedp.experiments.store.verdicts import Verdict, means_in_words
 from hyfreedp.experiments.tables.image_classification import CHOSEN_HERE, OURS
 from hyfreedp.experiments.tasks.registry import TASKS
 
@@ -51,13 +51,13 @@ def judged(table: pd.DataFrame) -> list[Verdict]:
     """What :func:`gaps` say of preset robust at the places with privacy; of texts a point is one of right tokens."""
     private = table[table.index.get_level_values("epsilon") < float("inf")].today.dropna()
     points = pd.Series(private.to_numpy(), private.index.get_level_values("task"))
-    number = f"{over_data_sets(points, COMPARABLE)[1]}; {CHOSEN_HERE}"
+    number = f"{means_in_words(points)}; {CHOSEN_HERE}"
     return [Verdict(OURS, "not shown", number, "ours", f"{len(points)} small places")]
 
 
 CONTENDERS = {
     "today": "preset robust",
-    "robust": "preset robust of version 0.1.0",
+    "robust": "the rule of version 0.1.0",
     "0.02, linear": "0.02, linear decay",
 }
 
