@@ -20,7 +20,7 @@ else
 endif
 
 slides: .venv/.installed  ## make build/slides.html: ten slides of the course, one file, without network
-	$(BIN)/python -m hyfreedp.experiments.book.slides
+	$(BIN)/python -m hyfreedp.experiments slides
 
 reproduce: .venv/.installed  ## run the laptop profile's notebooks, write build/laptop/ with report.html
 	$(BIN)/python -m hyfreedp.experiments reproduce --profile laptop --jobs 2 $(ARGS)

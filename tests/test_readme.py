@@ -11,7 +11,7 @@ from pages import programs
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from hyfreedp import PrivacyEngine
-from hyfreedp.experiments.benchmark import goals
+from hyfreedp.experiments.benchmark import efficiency
 from hyfreedp.experiments.book import committed, notebooks
 from hyfreedp.experiments.studies import loss_noise, persons
 from hyfreedp.experiments.tables import image_classification, language_generation, looks, small_tasks
@@ -91,9 +91,9 @@ def test_the_looks_are_those_of_the_record():
         ("desktop/image_classification", image_data_sets),
         ("desktop/language_generation", text_table),
         ("laptop/persons", persons.markdown),
-        ("laptop/efficiency", goals.markdown),
-        ("laptop/efficiency_peers", goals.peers),
-        ("laptop/efficiency_runs", goals.runs),
+        ("laptop/efficiency", efficiency.markdown),
+        ("laptop/efficiency_peers", efficiency.peers),
+        ("laptop/efficiency_runs", efficiency.runs),
     ],
 )
 def test_the_tables_are_those_of_the_records(record, table):

@@ -8,23 +8,24 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hyfreedp.experiments.book import committed, notebooks
+from hyfreedp.experiments.book import committed, notebooks, page
 from hyfreedp.experiments.book.batch import plan, reproduce
+from hyfreedp.experiments.runs.cells import read_cell, run_cell
+from hyfreedp.experiments.runs.spec import Spec
 from hyfreedp.experiments.store import archive
+from hyfreedp.experiments.store.files import write_text
 from hyfreedp.experiments.store.paths import workspace
 from hyfreedp.experiments.studies import document_runs, dynamics
-from hyfreedp.experiments.tables import grid, language_generation, small_tasks
+from hyfreedp.experiments.tables import control, grid, language_generation, small_tasks
 from hyfreedp.experiments.tables.plan import SCALES
 
 REPRODUCE = """\
 Executes the notebooks and writes build/<profile>/: the notebooks, figures/, and report.html. No committed file changes.
-It prints a line for each notebook as it ends, with the numbers of those that are left.
 
 Training runs are read from the committed records, data/results/<profile>/runs.tar.xz, as far as these have them, and
-seven of those, others each time, are trained again and compared (not with --only). --fresh trains all.
-
-An interrupted or repeated command goes on where it was: training runs are kept as cells in data/cells (or
-$HYFREEDP_CELLS), and a notebook is executed again only if its source, the package or its parameters have changed since.
+seven of those, others each time, are trained again and compared (not with --only). --fresh trains all. An interrupted
+or repeated command goes on where it was: runs are kept as cells in data/cells (or $HYFREEDP_CELLS), and a notebook is
+executed again only if its source, the package or its parameters have changed since.
 
 examples:
   python -m hyfreedp.experiments reproduce --profile smoke
@@ -33,10 +34,19 @@ examples:
 exit status: 0; 1 if a notebook failed, or if a run ended farther from its record than another seed would; 2 if the
 command is wrong, 130 if interrupted."""
 
+RUN = """\
+Trains what the spec says and prints one line. A finished run is not trained again; one that was killed goes on from its
+checkpoint to the numbers that an undisturbed one gives. Of several processes with the same spec one trains.
+
+example:
+  echo '{"task": "digits", "method": "robust", "epsilon": 3}' | python -m hyfreedp.experiments run -
+
+exit status: 0; 1 if the run failed, 2 if the command or the spec is wrong, 130 if interrupted."""
+
 GRID = """\
 Trains the runs of the accuracy tables that are missing, first those that search a learning rate on validation data,
-then those that are tested, and writes data/results/<profile>/image_classification.csv. An interrupted or repeated
-command goes on where it was. A failed run does not stop the others; it is named at the end with its error.
+then those that are tested, and writes data/results/<profile>/image_classification.csv. A repeated command goes on where
+it was. A failed run does not stop the others; it is named at the end with its error.
 
 exit status: 0; 1 if a run failed; 2 if the command is wrong, 130 if interrupted."""
 
@@ -45,6 +55,16 @@ def _accuracy(options: argparse.Namespace) -> None:
     here = workspace()
     rows = small_tasks.run(here.cells, here.results / "laptop" / "accuracy.csv", seeds=options.seeds, jobs=options.jobs)
     print(small_tasks.markdown(rows))
+
+
+def _slides(options: argparse.Namespace) -> None:
+    path = workspace().build / "slides.html"
+    write_text(path, page.slides())
+    print(f"{path}: open it in a browser; → and ← lead on and back")
+
+
+def _control(options: argparse.Namespace) -> None:
+    print(control.record(options.profile, workspace().cells, jobs=options.jobs).to_string())
 
 
 def _fine_tuning(options: argparse.Namespace) -> None:
@@ -82,20 +102,14 @@ def main(arguments: list[str] | None = None) -> int:
     batch = command("reproduce", _reproduce, "execute the notebooks into build/<profile>/, with report.html", REPRODUCE)
     batch.add_argument("--only", **only)
     batch.add_argument("--profile", **profile)
-    batch.add_argument(
-        "--set",
-        dest="settings",
-        nargs="+",
-        action="extend",
-        type=_setting,
-        default=[],
-        metavar="NAME=VALUE",
-        help="parameters, for each notebook that has them; checked before anything runs",
-    )
+    settings: dict[str, Any] = {"nargs": "+", "action": "extend", "default": [], "metavar": "NAME=VALUE"}
+    settings["help"] = "parameters, for each notebook that has them; checked before anything runs"
+    batch.add_argument("--set", dest="settings", type=_setting, **settings)
     batch.add_argument("--jobs", **jobs, help="notebooks at a time")
     batch.add_argument("--fresh", action="store_true", help="execute all and train all again, in build/<profile>")
     text = "renew what is committed: figures/ and each notebook's .ipynb, on a clean tree"
     command("update", _update, text).add_argument("--only", **only)
+    command("slides", _slides, "ten slides of the course: build/slides.html, one file, without network")
     records = command("records", _records, "commit the runs of the last reproduce --fresh as records to read")
     records.add_argument("--profile", **profile)
     small = command("accuracy", _accuracy, "presets against the learning-rate grid; minutes to an hour")
@@ -103,20 +117,29 @@ def main(arguments: list[str] | None = None) -> int:
     tuning = command("fine-tuning", _fine_tuning, "training dynamics on CIFAR-10 for notebook 05; an hour")
     e2e = command("sentences", _sentences, "the language table on all of E2E, for notebook 07; half a day")
     e2e.add_argument("--write", action="store_true", help="train nothing: score and write what is there")
+    controls = command("control", _control, "the paper's method by both accountings, for notebook 06")
+    controls.add_argument("--profile", choices=("laptop", "desktop"), required=True, help="desktop: hours")
     texts = command("documents", _documents, "rates learned on the documents of a file, for notebook 07; an hour")
     texts.add_argument("file", help=".txt, or .jsonl with the key text or abstract: a record each")
     tables = command("grid", _grid, "train what the accuracy tables need; minutes (laptop) to days (paper)", GRID)
     tables.add_argument("--profile", choices=SCALES, required=True, help="how large")
-    for training in (small, tuning, e2e, texts, tables):
+    for training in (small, tuning, e2e, controls, texts, tables):
         training.add_argument("--jobs", **jobs, help="worker processes")
     cells: dict[str, Any] = {"type": Path, "default": workspace().cells, "metavar": "FOLDER"}
-    tables.add_argument("--cells", **cells, help="where records are kept (default: %(default)s)")
+    one = command("run", _run, "train one run, from a file of its fields", RUN)
+    one.add_argument("spec", metavar="SPEC.json", help="file with the fields of a run; - for standard input")
+    for training in (one, tables):
+        training.add_argument("--cells", **cells, help="where records are kept (default: %(default)s)")
     instead = tables.add_mutually_exclusive_group()
     instead.add_argument("--dry-run", action="store_true", help="only list the runs, done or missing")
     instead.add_argument("--write-specs", type=Path, metavar="FOLDER", help="only write specs, for workflow managers")
 
     options = parser.parse_args(arguments)
-    return options.run(options) or 0
+    try:
+        return options.run(options) or 0
+    except KeyboardInterrupt:
+        print("\ninterrupted; the same command goes on from here", flush=True)
+        return 130
 
 
 def _reproduce(options: argparse.Namespace) -> int:
@@ -141,6 +164,23 @@ def _records(options: argparse.Namespace) -> None:
     if not cells.is_dir():
         options.error(f"{cells} is not there: it is made by reproduce --fresh --profile {options.profile}")
     print(f"{path}: {archive.pack(cells, path)} runs")
+
+
+def _run(options: argparse.Namespace) -> int:
+    try:
+        text = sys.stdin.read() if options.spec == "-" else Path(options.spec).read_text(encoding="utf-8")
+        spec = Spec.from_json(text)
+    except (OSError, TypeError, ValueError) as error:
+        options.error(str(error))
+    told = "" if read_cell(spec, options.cells) is None else "already there: "
+    try:
+        record = run_cell(spec, options.cells)
+    except OSError as error:  # a full disk, a folder that may not be written to, data that are not there
+        print(f"failed: {error}", file=sys.stderr)
+        return 1
+    told += f"accuracy {record['accuracy']:.4f}, epsilon {record['epsilon_spent']:.4g}, {record['seconds']:.1f} s"
+    print(f"{told}: {options.cells / spec.key}.json")
+    return 0
 
 
 def _grid(options: argparse.Namespace) -> int | None:

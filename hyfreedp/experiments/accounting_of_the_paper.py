@@ -197,14 +197,15 @@ def delta_curve(split: NoiseSplit, composition: Composition, epsilons: Sequence[
     return [float(total.get_delta_for_epsilon(float(value))) for value in epsilons]
 
 
-# -- accountants -------------------------------------------------------------------------------------------------------
-
-
 @lru_cache(maxsize=4096)
 def _rdp_epsilon(part: tuple[Release, ...], sample_rate: float, delta: float, orders: tuple[float, ...]) -> float:
+    return epsilon_of_rdp(orders, sum(count * _rdp(one, sample_rate, orders) for one, count in part), delta)
+
+
+def epsilon_of_rdp(orders: Sequence[float], rdp: ArrayLike, delta: float) -> float:
+    """By Opacus, at the best of these orders."""
     from opacus.accountants.analysis import rdp as opacus_rdp
 
-    rdp = sum(count * _rdp(one, sample_rate, orders) for one, count in part)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Optimal order is the")  # still a bound, perhaps not the tightest
         return max(float(opacus_rdp.get_privacy_spent(orders=orders, rdp=rdp, delta=delta)[0]), 0.0)
@@ -243,9 +244,6 @@ def _laplace_rdp(mechanism: Mechanism, sample_rate: float) -> Any:
     product = transformer_zoo.Composition()(parts, counts)
     product.RenyiDP = lru_cache(maxsize=None)(product.RenyiDP)  # each order's series asks for all lower ones again
     return transformer_zoo.AmplificationBySampling(PoissonSampling=True)(product, sample_rate, improved_bound_flag=True)
-
-
-# -- the mu-GDP equation -----------------------------------------------------------------------------------------------
 
 
 def mu_gdp(

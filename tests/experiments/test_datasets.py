@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from hyfreedp.experiments.data import datasets
-from hyfreedp.experiments.data.datasets import images
-from hyfreedp.experiments.data.held_out import held_out_from, shuffled_by_group
+from hyfreedp.experiments.data.datasets import held_out_from, images, shuffled_by_group
 
 RNG = np.random.default_rng(0)
 CLASSES = "airplane automobile bird cat deer dog frog horse ship truck".split()

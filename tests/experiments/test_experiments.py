@@ -10,8 +10,7 @@ from hyfreedp import HyFreeDPOptimizer
 from hyfreedp.experiments.runs import cells, train
 from hyfreedp.experiments.runs.cells import Spec, read_steps, run_cell
 from hyfreedp.experiments.runs.train import make_run
-from hyfreedp.experiments.store.cache import cached
-from hyfreedp.experiments.store.files import replacing, write_text
+from hyfreedp.experiments.store.files import cached, replacing, write_text
 from hyfreedp.experiments.tables import small_tasks
 from hyfreedp.experiments.tasks.registry import TASKS
 from hyfreedp.experiments.tasks.scores import evaluate, losses_of

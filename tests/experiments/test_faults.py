@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hyfreedp.experiments.store import unfinished
+from hyfreedp.experiments.store.files import load_checkpoint, save_checkpoint
 
 
 @contextmanager
@@ -25,7 +25,7 @@ def files_of_at_most(size):
 @pytest.fixture(scope="module")
 def content(tmp_path_factory):
     path = tmp_path_factory.mktemp("whole") / "a.ckpt"
-    unfinished.save(path, {"weights": torch.arange(6.0), "step": 2})
+    save_checkpoint(path, {"weights": torch.arange(6.0), "step": 2})
     return path.read_bytes()
 
 
@@ -40,18 +40,16 @@ def test_no_damage_goes_unnoticed(content, folder, place, bit):
     path, at = folder / "a.ckpt", int(place * len(content))
     path.write_bytes(content[:at] + (bytes([content[at] ^ 1 << bit]) + content[at + 1 :] if bit >= 0 else b""))
     with pytest.warns(RuntimeWarning, match=r"a\.ckpt is damaged; the run starts from its beginning"):
-        assert unfinished.load(path) is None
+        assert load_checkpoint(path) is None
     assert not path.exists()
 
 
 def test_the_newest_is_loaded_and_a_full_disk_leaves_it(tmp_path):
     path = tmp_path / "a.ckpt"
-    assert unfinished.load(path) is None
+    assert load_checkpoint(path) is None
     for step in (1, 2):
-        unfinished.save(path, {"step": step})
+        save_checkpoint(path, {"step": step})
     with files_of_at_most(100_000), pytest.warns(RuntimeWarning, match=r"no checkpoint was written to .*; the run"):
-        unfinished.save(path, {"weights": torch.zeros(100_000)})
-    assert unfinished.load(path) == {"step": 2}
+        save_checkpoint(path, {"weights": torch.zeros(100_000)})
+    assert load_checkpoint(path) == {"step": 2}
     assert list(tmp_path.iterdir()) == [path]
-    unfinished.discard(path)
-    assert not list(tmp_path.iterdir())

@@ -33,7 +33,7 @@ def test_of_two_processes_that_want_one_cell_one_trains_it(tmp_path):
     """Both print the record of the one that trained, its seconds included; nothing else is left."""
     spec, cells = Spec(method="robust", epsilon=8.0, steps=60), tmp_path / "cells"
     (tmp_path / "spec.json").write_text(spec.to_json())
-    words = [sys.executable, "-m", "hyfreedp.experiments.runs", str(tmp_path / "spec.json"), "--cells", str(cells)]
+    words = [sys.executable, "-m", "hyfreedp.experiments", "run", str(tmp_path / "spec.json"), "--cells", str(cells)]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     started = [subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     lines = [process.communicate()[0] for process in started]
@@ -75,7 +75,8 @@ def test_an_interrupted_grid_runs_exactly_what_is_missing(small, tmp_path, monke
         return run_cell(spec, folder)
 
     monkeypatch.setattr(run, "run_cell", interrupted)
-    assert grid.run("smoke", tmp_path / "cells", tmp_path / "results") == 130
+    with pytest.raises(KeyboardInterrupt):
+        grid.run("smoke", tmp_path / "cells", tmp_path / "results")
     assert not (tmp_path / "results").exists()
     assert grid.run("smoke", tmp_path / "cells", tmp_path / "results") == 0
     trained.remove("interrupt")

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from hyfreedp.experiments.data.encoding import IGNORED, encode_prompts
-from hyfreedp.experiments.data.texts import restaurants
+from hyfreedp.experiments.data.texts import Texts, restaurants
 from hyfreedp.experiments.models.language_models import LANGUAGE_MODELS, own_tokenizer
 from hyfreedp.experiments.runs.cells import Spec
 from hyfreedp.experiments.tasks.generation import generate
-from hyfreedp.experiments.tasks.language_tasks import WIDTHS, Documents, read_documents, shortened
+from hyfreedp.experiments.tasks.language_tasks import WIDTHS, read_documents, shortened
 from hyfreedp.experiments.tasks.registry import TASKS
 
 DOCUMENTS = [f"Report {number} is about {'tea and cake ' * (number % 3)}on day {number}." for number in range(24)]
@@ -20,7 +20,7 @@ DOCUMENTS = [f"Report {number} is about {'tea and cake ' * (number % 3)}on day {
 def small(monkeypatch):
     """Both kinds of task with a few records, in place of the real ones."""
     texts = restaurants(40, 6)
-    reports = Documents(DOCUMENTS[:20], DOCUMENTS[20:], 16, "made here")
+    reports = Texts(DOCUMENTS[:20], DOCUMENTS[20:], 16, "made here")
     for name, data, size in (("restaurants", texts, 40), ("reports", reports, 20)):
         task = replace(TASKS[name], train_size=size, batch_size=8, steps=6, delta=1e-2, load=lambda data=data: data)
         monkeypatch.setitem(TASKS, name, task)

@@ -50,7 +50,7 @@ def test_an_interrupted_run_ends_in_the_same_weights(tmp_path, monkeypatch):
 
 def test_weights_come_back_in_half_precision_and_the_classifier_is_fresh(workspace):
     saved, loaded = fresh(), make_model("vit8_d64_p4", "full", features=64, classes=10, seed=5)
-    weights.save("some", saved, {}, workspace.checkpoints)
+    pretrain.save("some", saved, {}, workspace.checkpoints)
     torch.nn.init.constant_(head(loaded).weight, 7.0)
     weights.load("some", loaded)
     assert (head(loaded).weight == 7).all()
@@ -63,7 +63,7 @@ def test_weights_come_back_in_half_precision_and_the_classifier_is_fresh(workspa
 def test_damaged_missing_and_foreign_weights_are_refused(workspace):
     with pytest.raises(FileNotFoundError, match=r"no pre-trained weights .*: make them with python tools.*py some"):
         weights.load("some", fresh())
-    weights.save("some", fresh(), {}, workspace.checkpoints)
+    pretrain.save("some", fresh(), {}, workspace.checkpoints)
     for other in ("mlp", "vit32_d128"):
         with pytest.raises(ValueError, match="is of another architecture"):
             weights.load("some", make_model(other, "full", features=64, classes=10, seed=0))

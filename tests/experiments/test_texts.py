@@ -12,13 +12,13 @@ from tokenizer import VOCABULARY, public_texts, train_tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from hyfreedp.experiments.data import texts
-from hyfreedp.experiments.data.encoding import IGNORED, encode_pairs, encode_prompts, load_tokenizer
+from hyfreedp.experiments.data.encoding import IGNORED, encode, encode_prompts, own_tokenizer
 from hyfreedp.experiments.data.grammar import Pair, pairs
 from hyfreedp.experiments.data.texts import checksum_of, documents_from, e2e
 from hyfreedp.experiments.store.paths import CHECKPOINTS
 
 COMMITTED = CHECKPOINTS / "sentences.tokenizer.json"
-OURS = load_tokenizer()
+OURS = own_tokenizer()
 
 
 def bare(**special):
@@ -111,7 +111,7 @@ def test_the_committed_tokenizer_is_what_the_code_makes():
 @pytest.mark.parametrize(("tool", "separator", "padding"), [(OURS, 3, 0), (GPT2_LIKE, 2, 2)])
 def test_pairs_and_prompts_as_a_slow_twin_makes_them(tool, separator, padding):
     records = [*pairs("private", 40, seed=0), Pair("name[Ü]", "€"), Pair("", "a <eos> b")]
-    tokens, labels = encode_pairs(tool, records, 256)
+    tokens, labels = encode(tool, records, 256)
     ids, mask = encode_prompts(tool, [pair.meaning for pair in records])
     one = OURS.backend_tokenizer.encode
     rows = []

@@ -7,6 +7,8 @@ in the same weights.
 from __future__ import annotations
 
 import argparse
+import hashlib
+import json
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -19,20 +21,26 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from glyphs import fonts, glyphs
+from safetensors.torch import save as serialized
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 from tqdm import tqdm
 
 from hyfreedp.experiments.data.datasets import images
+from hyfreedp.experiments.data.encoding import encode, own_tokenizer
 from hyfreedp.experiments.data.grammar import documents, pairs
 from hyfreedp.experiments.models import public_weights as weights
 from hyfreedp.experiments.models.image_models import head, make_model
-from hyfreedp.experiments.models.language_models import make_language_model, own_tokenizer
-from hyfreedp.experiments.runs.train import one_thread
-from hyfreedp.experiments.store import unfinished
-from hyfreedp.experiments.store.cache import key_of
+from hyfreedp.experiments.models.language_models import make_language_model
+from hyfreedp.experiments.store.files import (
+    key_of,
+    load_checkpoint,
+    replacing,
+    save_checkpoint,
+    write_text,
+)
 from hyfreedp.experiments.store.paths import workspace
-from hyfreedp.experiments.store.provenance import environment
+from hyfreedp.experiments.store.provenance import environment, one_thread
 from hyfreedp.experiments.tasks.language_tasks import LANGUAGE_TASKS, shortened, token_losses
 from hyfreedp.experiments.tasks.scores import evaluate
 from hyfreedp.pytorch.devices import CPU, default_device
@@ -152,20 +160,15 @@ def _tiny_imagenet() -> Corpus:
 
 
 def _sentences() -> Corpus:
-    from hyfreedp.experiments.data.encoding import encode_pairs
-
     found = pairs("public", SENTENCES + HELD_OUT_SENTENCES, PUBLIC_SEED)
-    tokens, labels = encode_pairs(own_tokenizer(), found, 256)
+    tokens, labels = encode(own_tokenizer(), found, 256)
     parts = (tokens[:SENTENCES], labels[:SENTENCES]), (tokens[SENTENCES:], labels[SENTENCES:])
     return Corpus(*parts, f"sentences of the public domain of our own grammar, seed {PUBLIC_SEED}")
 
 
 def _reports() -> Corpus:
-    from hyfreedp.experiments.data.encoding import encode_documents
-
-    tokens, labels = encode_documents(
-        own_tokenizer(), documents("public", REPORTS + HELD_OUT_REPORTS, PUBLIC_SEED), 2048
-    )
+    found = documents("public", REPORTS + HELD_OUT_REPORTS, PUBLIC_SEED)
+    tokens, labels = encode(own_tokenizer(), found, 2048)
     parts = (tokens[:REPORTS], labels[:REPORTS]), (tokens[REPORTS:], labels[REPORTS:])
     return Corpus(*parts, f"reports of the public domain of our own grammar, seed {PUBLIC_SEED}")
 
@@ -194,7 +197,7 @@ def pretrain(name: str, recipe: Recipe | LanguageRecipe, folder: Path, device: t
     partial = folder / f".{name}-{key_of(recipe.settings)}.ckpt"  # another recipe starts afresh
     with one_thread() if recipe.one_thread else nullcontext():
         seconds = _train(model, recipe, corpus.train, partial, device)
-        weights.round_to_stored(model)
+        round_to_stored(model)
         accuracy = recipe.score(model, corpus.held_out)
     described = recipe.settings | {
         "corpus": corpus.source,
@@ -206,8 +209,8 @@ def pretrain(name: str, recipe: Recipe | LanguageRecipe, folder: Path, device: t
         "device": str(device),
         "environment": environment() | {package: version(package) for package in _MORE_PACKAGES},
     }
-    weights.save(name, model, described, folder)
-    unfinished.discard(partial)
+    save(name, model, described, folder)
+    partial.unlink(missing_ok=True)
     return accuracy
 
 
@@ -220,7 +223,7 @@ def _train(
     optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.learning_rate, weight_decay=recipe.weight_decay)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, recipe.learning_rate, steps)
     first, earlier = 0, 0.0
-    if (state := unfinished.load(partial)) is not None:
+    if (state := load_checkpoint(partial)) is not None:
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
         schedule.load_state_dict(state["schedule"])
@@ -243,7 +246,7 @@ def _train(
         if time.monotonic() - last_saved > SAVE_SECONDS:
             state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step + 1}
             state |= {"schedule": schedule.state_dict(), "seconds": earlier + time.monotonic() - started}
-            unfinished.save(partial, state)
+            save_checkpoint(partial, state)
             last_saved = time.monotonic()
     return earlier + time.monotonic() - started
 
@@ -262,6 +265,34 @@ def shifted(images: Tensor, pad: int, random: np.random.Generator) -> Tensor:
         samples.to(images.device), rows[:, :, None].to(images.device), columns[:, None, :].to(images.device)
     ]
     return moved.movedim(3, 1)
+
+
+def save(name: str, model: nn.Module, recipe: dict[str, Any], folder: Path) -> None:
+    """Write ``<name>.safetensors``, all weights but the classifier's, and then ``<name>.json``.
+
+    Args:
+        model: a ViT of ``MODELS``.
+        recipe: how it was made; the checksum and the number of parameters are added.
+        folder: made if it does not exist.
+    """
+    stored = {
+        key: value.detach().to("cpu", torch.float16).contiguous()
+        for key, value in model.state_dict().items()
+        if not key.startswith(weights.HEAD)
+    }
+    content = serialized(stored, metadata={"recipe": name})
+    with replacing(folder / f"{name}.safetensors") as temporary:
+        temporary.write_bytes(content)
+    size = sum(value.numel() for value in stored.values())
+    described = recipe | {"parameters": size, "sha256": hashlib.sha256(content).hexdigest()}
+    write_text(folder / f"{name}.json", json.dumps(described, indent=1) + "\n")
+
+
+def round_to_stored(model: nn.Module) -> None:
+    """Round in place all weights but the classifier's to what :func:`save` keeps of them."""
+    for key, value in model.state_dict().items():
+        if not key.startswith(weights.HEAD):
+            value.copy_(value.half())
 
 
 def main() -> None:

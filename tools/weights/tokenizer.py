@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from hyfreedp.experiments.data.encoding import BOS, COMMITTED, EOS, PAD, SEP, _wrapped
+from hyfreedp.experiments.data.encoding import BOS, COMMITTED, EOS, PAD, SEP, wrapped
 from hyfreedp.experiments.data.grammar import documents, pairs
 from hyfreedp.experiments.store.files import write_text
 from hyfreedp.experiments.store.paths import workspace
@@ -40,7 +40,7 @@ def train_tokenizer(texts: Iterable[str], size: int) -> PreTrainedTokenizerFast:
         vocab_size=size, special_tokens=[PAD, BOS, EOS, SEP], initial_alphabet=alphabet, show_progress=False
     )
     tokenizer.train_from_iterator(texts, trainer)
-    return _wrapped(tokenizer)
+    return wrapped(tokenizer)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from hyfreedp import fit_quadratic
 from hyfreedp.accounting.accountants import composed_epsilon
 from hyfreedp.accounting.composition import probe_noise
 from hyfreedp.accounting.split import Probe
-from hyfreedp.experiments.store.cache import cached, key_of
+from hyfreedp.experiments.store.files import cached, key_of
 from hyfreedp.experiments.studies.landscape import distance_of, losses_of
 from hyfreedp.experiments.tasks.registry import TASKS
 from hyfreedp.noise import NoiseGenerator
@@ -122,14 +122,13 @@ class Score:
         """True less false positive rate."""
         return (self.hits - self.alarms) / self.trials
 
-    def interval(self, confidence: float = 0.95) -> tuple[float, float]:
-        """Of the advantage: both rates get Clopper-Pearson intervals at half the error, so they hold jointly.
+    def interval(self) -> tuple[float, float]:
+        """95 % of the advantage: both rates get Clopper-Pearson intervals at half the error, so they hold jointly.
 
         Where scores were added these intervals are only wider than needed.
         """
-        error = (1 - confidence) / 2
-        hits_low, hits_high = clopper_pearson(self.hits, self.trials, error)
-        alarms_low, alarms_high = clopper_pearson(self.alarms, self.trials, error)
+        hits_low, hits_high = clopper_pearson(self.hits, self.trials, 0.025)
+        alarms_low, alarms_high = clopper_pearson(self.alarms, self.trials, 0.025)
         return hits_low - alarms_high, hits_high - alarms_low
 
 

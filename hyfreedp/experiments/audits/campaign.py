@@ -13,7 +13,7 @@ from hyfreedp import NoiseSplit
 from hyfreedp.auditing import epsilon_bound, lower_bound
 from hyfreedp.experiments.accounting_of_the_paper import Composition, Counting, calibrate
 from hyfreedp.experiments.audits import one_run, releases
-from hyfreedp.experiments.store.cache import cached
+from hyfreedp.experiments.store.files import cached
 from hyfreedp.experiments.studies.noise_split import COARSENESS
 from hyfreedp.experiments.tasks.registry import TASKS
 

@@ -17,7 +17,7 @@ from hyfreedp.data.sampling import PoissonSampler
 from hyfreedp.experiments.data.datasets import digits
 from hyfreedp.experiments.models.image_models import make_model
 from hyfreedp.experiments.runs.methods import BASES, METHODS
-from hyfreedp.experiments.runs.train import one_thread
+from hyfreedp.experiments.store.provenance import one_thread
 from hyfreedp.experiments.tasks.registry import TASKS
 from hyfreedp.noise import NoiseGenerator
 

@@ -22,7 +22,7 @@ from tqdm import tqdm
 from hyfreedp.accounting import NoiseSplit
 from hyfreedp.data.sampling import PoissonSampler
 from hyfreedp.experiments.audits.attack import Score, clopper_pearson
-from hyfreedp.experiments.runs.train import one_thread
+from hyfreedp.experiments.store.provenance import one_thread
 from hyfreedp.noise import NoiseGenerator
 from hyfreedp.privatize import privatize_gradient, privatize_loss
 

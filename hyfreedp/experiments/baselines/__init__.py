@@ -1,1 +1,1 @@
-"""What the tables compare with and the core does not hold: adaptive clipping. Imports the core alone."""
+"""What the tables compare with and the core does not hold: adaptive clipping."""

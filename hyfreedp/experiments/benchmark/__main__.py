@@ -13,7 +13,7 @@ from typing import Any, get_args
 
 import pandas as pd
 
-from hyfreedp.experiments.benchmark import goals
+from hyfreedp.experiments.benchmark import efficiency
 from hyfreedp.experiments.benchmark.cases import Case, cases, measure, measure_runs
 from hyfreedp.experiments.benchmark.contenders import ALL_CONTENDERS, CONTENDERS, PEERS
 from hyfreedp.experiments.benchmark.efficiency import GROWTH, GROWTH_CONTENDERS
@@ -29,15 +29,14 @@ DESCRIPTION = """\
 Measures seconds and peak memory of one training step: plain, by Opacus, by this package, and with HyFreeDP.
 
 All contenders of a case take turns in every round; reported are medians over rounds and medians of the rounds' ratios.
-Seconds are those of the processor where one thread computes. opake is measured if it is installed, fastDP if
-HYFREEDP_FASTDP names the folder that holds it.
+Seconds on a CPU are those of its one thread. opake is measured if it is installed, fastDP if HYFREEDP_FASTDP names the
+folder that holds it.
 
-Without --models, --tunings and --contenders, whole records are measured and written to data/results/laptop (cpu) or
-data/results/gpu (else), those of --parts: "table", efficiency.csv with all that the paper's Tab. "eff" compares;
-"growth", efficiency_growth.csv on how the cost grows with batch size, depth, width and sequence length; and on a CPU
-"peers", efficiency_peers.csv with every library on models small and large, and "runs", efficiency_runs.csv of whole
-runs. A selection goes to build/benchmark instead. With --resume all goes into the record, case by case as each ends,
-and what the record has is not measured again. Run it on a machine that does nothing else.
+Without --models, --tunings and --contenders, whole records are written to data/results/laptop (cpu) or data/results/gpu
+(else), those of --parts: "table", efficiency.csv, the paper's Tab. "eff"; "growth", efficiency_growth.csv, against
+batch size, depth, width and sequence length; on a CPU "peers", efficiency_peers.csv, every library on models small and
+large, and "runs", efficiency_runs.csv, whole runs. A selection goes to build/benchmark. With --resume all goes into the
+record, each case as it ends, and what the record has is not measured again. Run it on an idle machine.
 
 examples:
   python -m hyfreedp.experiments.benchmark
@@ -53,15 +52,13 @@ def main(arguments: list[str] | None = None) -> int:
         description=DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "--device", metavar="NAME", default="cpu", help="cpu, accelerator, or a device by torch's name (default: cpu)"
-    )
+    device = "cpu, accelerator, or a device by torch's name (default: cpu)"
+    parser.add_argument("--device", metavar="NAME", default="cpu", help=device)
     parser.add_argument("--models", nargs="+", metavar="NAME", help=f"among {', '.join(MODELS)}")
     parser.add_argument("--tunings", nargs="+", metavar="NAME", help=f"among {', '.join(get_args(Tuning))}")
     parser.add_argument("--contenders", nargs="+", metavar="NAME", help=f"among {', '.join(ALL_CONTENDERS)}")
     parser.add_argument("--resume", action="store_true", help="put into the record what it does not have yet")
     parser.add_argument("--rounds", type=int, default=7, help="how often everything is timed (default: 7)")
-    parser.add_argument("--threads", type=int, default=1, help="of torch on the CPU (default: 1)")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="records to make (default: all)")
     options = parser.parse_args(arguments)
 
@@ -72,13 +69,13 @@ def main(arguments: list[str] | None = None) -> int:
     unsafe = () if profile == "laptop" else ("ours_torch_noise",)  # what the safe noise costs
     tunings, contenders = options.tunings or get_args(Tuning), options.contenders or (*CONTENDERS, *unsafe)
     parts = options.parts if whole else PARTS[:1]
-    settings = {"device": options.device, "rounds": options.rounds, "threads": options.threads}
+    settings = {"device": options.device, "rounds": options.rounds}
     try:
         if "table" in parts:
             todo = cases(models, tunings, contenders)
             rows = _record(todo, folder / "efficiency.csv", options.resume, settings)
             if len(rows):
-                print("\nGoals (for the CPU):", goals.markdown(rows), sep="\n")
+                print("\nGoals (for the CPU):", efficiency.markdown(rows), sep="\n")
         if "growth" in parts:
             model, grid = GROWTH[profile]
             todo = [Case(model, "full", GROWTH_CONTENDERS, varied, n) for varied in grid for n in grid[varied]]
@@ -89,9 +86,9 @@ def main(arguments: list[str] | None = None) -> int:
             todo = cases(BESIDE_PEERS, ("full",), ("plain", "opacus_hooks", "opacus_ghost", *peers, "ours"))
             _record(todo, folder / "efficiency_peers.csv", options.resume, settings)
         if "runs" in parts and profile == "laptop":
-            runs = measure_runs(WHOLE_RUNS, rounds=options.rounds, threads=options.threads)
+            runs = measure_runs(WHOLE_RUNS, rounds=options.rounds)
             write_csv(folder / "efficiency_runs.csv", runs)
-            print(goals.runs(runs))
+            print(efficiency.runs(runs))
     except ValueError as error:
         parser.error(str(error))
     except KeyboardInterrupt:

@@ -6,7 +6,7 @@ import gc
 import platform
 import resource
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -20,10 +20,11 @@ import pandas as pd
 import torch
 from tqdm import tqdm
 
-from hyfreedp.checks import check_choice
+from hyfreedp.checks import check_choice, check_count
 from hyfreedp.experiments.benchmark.contenders import ALL_CONTENDERS, CONTENDERS, RUN, RUNS, Setup, Step
 from hyfreedp.experiments.benchmark.measure import garbage_stays, peak_memory, reason, time_rounds
 from hyfreedp.experiments.benchmark.workloads import MODELS, Shape, Tuning, Workload, make_workload
+from hyfreedp.experiments.store.provenance import one_thread
 from hyfreedp.pytorch.devices import CPU, backend, hardware, named_device, synchronize
 
 PACKAGES = ("torch", "opacus", "timm", "transformers", "peft", "hyfreedp")
@@ -71,24 +72,18 @@ def cases(
     return found
 
 
-def measure(todo: Iterable[Case], *, device: str, rounds: int, threads: int) -> pd.DataFrame:
-    """Measure cases with a progress bar; one row per case and contender.
+def measure(todo: Iterable[Case], *, device: str, rounds: int) -> pd.DataFrame:
+    """Measure cases with a progress bar, on one thread; one row per case and contender.
 
     Raises:
-        ValueError: bad ``device``, ``rounds`` or ``threads``.
+        ValueError: bad ``device`` or ``rounds``.
     """
-    where = named_device(device)
-    for name, number in (("rounds", rounds), ("threads", threads)):
-        if number < 1:
-            raise ValueError(f"{name} must be at least 1, got {number}")
-    rows: list[dict[str, Any]] = []
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
+    where, rows = named_device(device), []
+    check_count("rounds", rounds, 1)
     for case in (bar := tqdm(list(todo), unit="case")):
         bar.set_description(str(case))
-        with garbage_stays():
+        with one_thread(), garbage_stays():
             rows += measure_case(case, where, rounds)
-    torch.set_num_threads(before)
     return pd.DataFrame(rows)
 
 
@@ -97,16 +92,13 @@ def measure_case(case: Case, device: torch.device, rounds: int) -> list[dict[str
     work, shape = make_workload(case.shape, case.tuning, device), case.shape
     common = {name: getattr(case, name) for name in ("model", "tuning", "varied", "value")}
     common |= {name: getattr(shape, name) for name in ("batch_size", "tokens", "width", "depth")}
-    common |= {
-        "parameters": sum(p.numel() for p in work.module.parameters()),
-        "trainable": sum(p.numel() for p in work.trainable),
-    } | environment(device)
+    common |= {"parameters": sum(p.numel() for p in work.module.parameters())}
+    common |= {"trainable": sum(p.numel() for p in work.trainable)} | environment(device)
     seconds, firsts, failed = _time(case, work, rounds)
     rows = []
     for name in case.contenders:
-        row: dict[str, Any] = {"contender": name, "rounds": rounds}
+        row: dict[str, Any] = {"contender": name, "rounds": rounds} | _statistics(name, seconds)
         if name in seconds:
-            row |= _statistics(name, seconds)
             if "plain" in seconds:
                 row["first_to_plain"] = firsts[name] / float(np.median(seconds["plain"]))
             try:
@@ -124,7 +116,8 @@ def measure_case(case: Case, device: torch.device, rounds: int) -> list[dict[str
 def _time(case: Case, work: Workload, rounds: int) -> tuple[dict[str, list[float]], dict[str, float], dict[str, str]]:
     """Seconds of each contender's steps and of its first, and why some failed."""
     device = work.inputs.device
-    clock = _clock(device)
+    # Processor time, which other work on the machine hardly changes, where one thread computes.
+    clock = time.process_time if device == CPU else time.perf_counter
     steps: dict[str, tuple[Step, int]] = {}
     firsts: dict[str, float] = {}
     failed: dict[str, str] = {}
@@ -149,56 +142,48 @@ def _time(case: Case, work: Workload, rounds: int) -> tuple[dict[str, list[float
     return seconds, firsts, failed | failed_later
 
 
-def _clock(device: torch.device) -> Callable[[], float]:
-    """Processor time where one thread computes, which other work on the machine hardly changes; else time."""
-    return time.process_time if device == CPU and torch.get_num_threads() == 1 else time.perf_counter
-
-
 def _resident_elsewhere(case: Case, name: str) -> float:
     """:func:`_resident` in a process of its own, forked from one that has imported this and done nothing."""
     context = get_context("forkserver")
     context.set_forkserver_preload([__name__])
     with ProcessPoolExecutor(1, mp_context=context) as pool:
-        return pool.submit(_resident, case, name, torch.get_num_threads()).result()
+        return pool.submit(_resident, case, name).result()
 
 
-def _resident(case: Case, name: str, threads: int) -> float:
+def _resident(case: Case, name: str) -> float:
     """Largest number of MiB of this process, as the system counts it, while it makes a contender and takes a few steps.
 
     Libraries are included, so it is asked in a process that has done nothing else.
     """
-    torch.set_num_threads(threads)
-    step = ALL_CONTENDERS[name].make(make_workload(case.shape, case.tuning), Setup())
-    for _ in range(4):
-        step()
+    with one_thread():
+        step = ALL_CONTENDERS[name].make(make_workload(case.shape, case.tuning), Setup())
+        for _ in range(4):
+            step()
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
 
 
-def measure_runs(models: Sequence[str], *, rounds: int, threads: int) -> pd.DataFrame:
+def measure_runs(models: Sequence[str], *, rounds: int) -> pd.DataFrame:
     """Whole runs of :data:`RUN` steps in full tuning on the CPU, wiring, first step and checks included.
 
     Returns:
         A row for each model and contender of :data:`RUNS`: the statistics of :func:`measure`.
     """
-    before, rows = torch.get_num_threads(), []
-    torch.set_num_threads(threads)
+    rows = []
     for model in tqdm(models, unit="model"):
-        work = make_workload(MODELS[model], "full")
-        steps = {name: (run.make(work, Setup()), 1) for name, run in RUNS.items()}
-        with garbage_stays():
-            seconds, failed = time_rounds(steps, rounds, clock=_clock(CPU))
-        for name in RUNS:
-            row = {"model": model, "contender": name, "steps": RUN, "rounds": rounds, **environment(CPU)}
-            rows.append(
-                row | (_statistics(name, seconds) if name in seconds else {}) | {"failure": failed.get(name, "")}
-            )
-    torch.set_num_threads(before)
+        with one_thread(), garbage_stays():
+            work = make_workload(MODELS[model], "full")
+            steps = {name: (run.make(work, Setup()), 1) for name, run in RUNS.items()}
+            seconds, failed = time_rounds(steps, rounds, clock=time.process_time)
+            for name in RUNS:
+                row = {"model": model, "contender": name, "steps": RUN, "rounds": rounds, **environment(CPU)}
+                rows.append(row | _statistics(name, seconds) | {"failure": failed.get(name, "")})
     return pd.DataFrame(rows)
 
 
 def _statistics(name: str, seconds: dict[str, list[float]]) -> dict[str, float]:
     """Of one contender: seconds per step, and quartiles of the ratios to the references, round by round."""
-    own = seconds[name]
+    if (own := seconds.get(name)) is None:
+        return {}
     row = {"seconds": float(np.median(own)), "seconds_min": min(own), "seconds_max": max(own)}
     for reference in _REFERENCES:
         if reference in seconds:

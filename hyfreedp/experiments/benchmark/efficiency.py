@@ -1,13 +1,15 @@
-"""For notebook 08: measurements as cacheable tables, the paper's table beside them, and its model of the cost."""
+"""Records of cost: beside the paper's table and its model (notebook 08), and against what this package promises."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
-from hyfreedp.experiments.benchmark.contenders import ALL_CONTENDERS
+from hyfreedp.experiments.benchmark.contenders import ALL_CONTENDERS, RUNS
+from hyfreedp.experiments.store.files import markdown_table
 from hyfreedp.experiments.store.verdicts import Outcome, Verdict, by_interval, by_row
 
 # Rows of Tab. "eff", as (model, tuning) in data/paper, and the case that stands for each on either device.
@@ -150,3 +152,74 @@ def judged(rows: pd.DataFrame, compared: pd.DataFrame, ours: str) -> list[Verdic
             f"in {(dearer < 0).sum()} of {len(dearer)} cases; at K = 1 up to {dearer.max():.2f} dearer, as in its own",
         ),
     ]
+
+
+# Upper limits: what is compared, contender, reference, limit by tuning.
+GOALS: tuple[tuple[str, str, str, dict[str, float]], ...] = (
+    ("time, to a plain step", "ours", "plain", {"full": 1.30, "biases": 1.03}),
+    ("time, to Opacus ghost clipping", "ours", "opacus_ghost", {"full": 0.65, "biases": 0.62}),
+    ("time, to Opacus hooks", "ours", "opacus_hooks", {"full": 0.85, "biases": 0.97}),
+    ("time with HyFreeDP K = 1, to without", "ours_k1", "ours", {"full": 1.50, "biases": 2.00}),
+    ("time with HyFreeDP K = 5, to without", "ours_k5", "ours", {"full": 1.10, "biases": 1.20}),
+    ("time with HyFreeDP K = 10, to without", "ours_k10", "ours", {"full": 1.05, "biases": 1.10}),
+)
+
+
+def measured_ratio(rows: pd.DataFrame, contender: str, reference: str) -> float:
+    """Time of one contender relative to another in the rows of one model and tuning; NaN if either is missing.
+
+    The median of the rounds' ratios, which are recorded relative to "plain" and "ours"; else the inverse of that of
+    "ours" to the reference.
+    """
+    by_name = rows.set_index("contender")
+    if not {contender, reference} <= set(by_name.index):
+        return np.nan
+    if reference in ("plain", "ours"):
+        return float(by_name[f"ratio_to_{reference}"][contender])
+    return float(1 / by_name.ratio_to_ours[reference])
+
+
+def markdown(rows: pd.DataFrame) -> str:
+    """A record as docs/results.md prints it: per goal the limit and the ratio of every model, in bold if above it.
+
+    What was not measured, or failed, is left out.
+    """
+    by_case = dict(list(rows.groupby(["tuning", "model"], sort=False)))
+    models, lines = list(rows.model.unique()), []
+    for goal, contender, reference, limits in GOALS:
+        for tuning, limit in limits.items():
+            cases = [by_case.get((tuning, model), rows[:0]) for model in models]
+            ratios = [measured_ratio(case, contender, reference) for case in cases]
+            cells = ["" if np.isnan(one) else f"**{one:.2f}**" if one > limit else f"{one:.2f}" for one in ratios]
+            if any(cells):
+                lines.append([goal, tuning, f"{limit:.2f}", *cells])
+    return markdown_table(["Ratio", "Tuning", "Goal", *models], lines)
+
+
+def peers(rows: pd.DataFrame) -> str:
+    """All models with all parameters trained, as docs/results.md prints them: plain steps that each contender takes.
+
+    Ours is bold where it is the quickest private one, and is followed by its first step and by its process's memory.
+    """
+    rows = rows[rows.tuning == "full"]
+    shown = [name for name in ("opacus_hooks", "opacus_ghost", "opake", "fastdp") if name in set(rows.contender)]
+    times = rows.pivot(index="model", columns="contender", values="ratio_to_plain").loc[rows.model.unique()]
+    ours = rows[rows.contender == "ours"].set_index("model")
+    plain = rows[rows.contender == "plain"].set_index("model")
+    lines = []
+    for model, own in times.iterrows():
+        cells = [f"{own[name]:.2f}" if np.isfinite(own[name]) else "fails" for name in shown]
+        cells.append(f"**{own.ours:.2f}**" if own.ours <= own[shown].min() else f"{own.ours:.2f}")
+        memory = ours.resident_mib[model] / plain.resident_mib[model]
+        cells += [f"{ours.first_to_plain[model]:.1f}", f"{memory:.2f}"]
+        lines.append([f"{model}, {ours.batch_size[model]}", *cells])
+    titles = [ALL_CONTENDERS[name].label for name in shown]
+    return markdown_table(["Model, batch", *titles, "ours", "its first step", "memory of its process"], lines)
+
+
+def runs(rows: pd.DataFrame) -> str:
+    """A record of whole runs, as docs/results.md prints it: plain runs that each takes."""
+    names = [name for name in RUNS if name != "plain"]
+    times = rows.pivot(index="model", columns="contender", values="ratio_to_plain").loc[rows.model.unique(), names]
+    lines = [[model, *(f"{ratio:.2f}" for ratio in own)] for model, own in times.iterrows()]
+    return markdown_table(["100 steps of", *(RUNS[name].label for name in names)], lines)

@@ -112,7 +112,7 @@ class Workload:
         return Workload(copy.deepcopy(self.module, shared), self.inputs, self.labels)
 
 
-def make_workload(shape: Shape, tuning: Tuning, device: str | torch.device = "cpu", *, seed: int = 0) -> Workload:
+def make_workload(shape: Shape, tuning: Tuning, device: str | torch.device = "cpu") -> Workload:
     """A model of this shape with random weights, built on ``device`` alone, ready to be trained.
 
     Args:
@@ -127,7 +127,7 @@ def make_workload(shape: Shape, tuning: Tuning, device: str | torch.device = "cp
         _default_dtype(torch.bfloat16 if shape.bfloat16 else None),
     ):
         warnings.filterwarnings("ignore", "IProgress not found")  # by libraries that look for notebook widgets
-        torch.manual_seed(seed)
+        torch.manual_seed(0)
         module, inputs, labels = _MAKERS[shape.family](shape)
         _choose_trainable(module, shape.family, tuning)
     return Workload(module.train(), inputs, labels)

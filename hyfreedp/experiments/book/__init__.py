@@ -1,4 +1,1 @@
-"""The notebooks as files: executing them, alone and in batch, their parameters, and the page made of them.
-
-Imports ``store`` and ``runs``.
-"""
+"""The notebooks as files: executing them, alone and in batch, their parameters, and the page made of them."""

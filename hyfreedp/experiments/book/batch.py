@@ -121,14 +121,10 @@ def reproduce(jobs: Sequence[Job], profile: str, *, workers: int = 1, fresh: boo
     known, remade = _runs(cells), []
     inherited = {"HYFREEDP_CELLS": str(cells.resolve())} | ({archive.FRESH: "1"} if fresh else {})
     with patch.dict(os.environ, inherited):  # by the kernels
-        try:
-            outcomes = run(jobs, workers)
-            if remake:
-                shutil.rmtree(folder / "again", ignore_errors=True)  # of the batch before
-                remade = again.again(recorded, folder / "again", jobs=workers)
-        except KeyboardInterrupt:
-            print("\ninterrupted; the same command goes on from here", flush=True)
-            return 130
+        outcomes = run(jobs, workers)
+        if remake:
+            shutil.rmtree(folder / "again", ignore_errors=True)  # of the batch before
+            remade = again.again(recorded, folder / "again", jobs=workers)
     told = [*map(str, remade)]
     told.append(f"{len(recorded) // 2:,} runs are committed records, {_runs(cells) - known} were trained here")
     made = [path.name for job in jobs for path in here.output(profile).glob(f"{job.name}*")]

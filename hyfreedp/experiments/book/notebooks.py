@@ -132,53 +132,37 @@ def make(source: Path, output: Path, parameters: dict[str, Any]) -> list[str]:
     return sorted(path.name for path in folder.glob(f"{source.stem}*"))
 
 
-def links(source: Path) -> str:
-    """The way to the notebooks before and after one, as a line in Markdown."""
+def _add_links(notebook: nbformat.NotebookNode, source: Path) -> None:
+    """At the top and the end the way to the notebooks before and after; at the top what ``course.json`` says, too.
+
+    That is what to have read, how long it runs, and on which repository of GitHub hosts find it; and, unless it needs
+    no more than any hosted notebook has ("alone"), how such a one gets the package.
+    """
     order = sources()
     place = order.index(source)
-    before = "".join(f"[← {title(one)}]({page(one, source.parent)})" for one in order[:place][-1:])
-    after = "".join(f"[{title(one)} →]({page(one, source.parent)})" for one in order[place + 1 :][:1])
-    return " · ".join(filter(None, (before, after)))
-
-
-def course(source: Path) -> str:
-    """What to have read before a notebook, how long it runs and where it writes; empty if not in ``course.json``."""
-    known = _course()
-    if source.stem not in known:
-        return ""
-    needs, time = known[source.stem]["needs"], known[source.stem]["time"]
-    text = f"Before this: {needs}. Runs for about {time} on two cores, with the committed runs."
-    return f"*{text} `reproduce` puts figures and tables into `build/<profile>/figures/`.*"
-
-
-def badges(source: Path) -> str:
-    """Links that open a notebook on Colab and Binder; empty while ``course.json`` names no repository on GitHub."""
-    if not (repository := _course().get("repository", "")):
-        return ""
-    path = source.with_suffix(".ipynb").relative_to(workspace().root).as_posix()
-    colab = f"[Open in Colab](https://colab.research.google.com/github/{repository}/blob/main/{path})"
-    return f"{colab} · [Open in Binder](https://mybinder.org/v2/gh/{repository}/main?labpath={path})"
-
-
-def _course() -> dict[str, Any]:
-    path = workspace().notebooks / "course.json"
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-
-
-def _add_links(notebook: nbformat.NotebookNode, source: Path) -> None:
-    if not (line := links(source)):  # the only one
+    before = [f"[← {title(one)}]({page(one, source.parent)})" for one in order[:place][-1:]]
+    after = [f"[{title(one)} →]({page(one, source.parent)})" for one in order[place + 1 :][:1]]
+    if not (line := " · ".join(before + after)):  # the only one
         return
-    header = "\n\n".join(filter(None, (line, badges(source), course(source))))
-    known = _course()
-    repository = known.get("repository", "")
-    clone = f"git clone -q --depth 1 https://github.com/{repository} hyfreedp-course"
-    hosted = HOSTED.format(get=f"!{clone}" if repository else "!unzip -q hyfreedp-course.zip  # upload it first")
-    tag = {"tags": [LINKS]}
-    folded = {"tags": [LINKS, "remove-cell"], "jupyter": {"source_hidden": True}}  # on the site, and in JupyterLab
-    notebook.cells.insert(1, nbformat.v4.new_markdown_cell(header, id="links-top", metadata=tag))
-    if not known.get(source.stem, {}).get("alone"):  # which needs no more than any hosted notebook has
-        notebook.cells.insert(2, nbformat.v4.new_code_cell(hosted, id="links-hosted", metadata=folded))
-    notebook.cells.append(nbformat.v4.new_markdown_cell(line, id="links-end", metadata=tag))
+    path = workspace().notebooks / "course.json"
+    known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    header, own, repository = [line], known.get(source.stem, {}), known.get("repository", "")
+    get = "!unzip -q hyfreedp-course.zip  # upload it first"
+    if repository:
+        get = f"!git clone -q --depth 1 https://github.com/{repository} hyfreedp-course"
+        place_there = source.with_suffix(".ipynb").relative_to(workspace().root).as_posix()
+        colab = f"https://colab.research.google.com/github/{repository}/blob/main/{place_there}"
+        binder = f"https://mybinder.org/v2/gh/{repository}/main?labpath={place_there}"
+        header.append(f"[Open in Colab]({colab}) · [Open in Binder]({binder})")
+    if own:
+        text = f"Before this: {own['needs']}. Runs for about {own['time']} on two cores, with the committed runs."
+        header.append(f"*{text} `reproduce` puts figures and tables into `build/<profile>/figures/`.*")
+    cells, tag = nbformat.v4, {"tags": [LINKS]}
+    notebook.cells.insert(1, cells.new_markdown_cell("\n\n".join(header), id="links-top", metadata=tag))
+    if not own.get("alone"):
+        folded = {"tags": [LINKS, "remove-cell"], "jupyter": {"source_hidden": True}}  # on the site, and in JupyterLab
+        notebook.cells.insert(2, cells.new_code_cell(HOSTED.format(get=get), id="links-hosted", metadata=folded))
+    notebook.cells.append(cells.new_markdown_cell(line, id="links-end", metadata=tag))
 
 
 def _add_saving(notebook: nbformat.NotebookNode, parameters: list[str]) -> None:

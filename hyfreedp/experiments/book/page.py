@@ -1,4 +1,4 @@
-"""report.html: every figure and table of a batch on one page that needs nothing but itself."""
+"""Pages that need nothing but themselves: report.html of a batch, and the course's slides."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import jinja2
 import pandas as pd
 from markupsafe import Markup
 
-from hyfreedp.experiments.book import notebooks
+from hyfreedp.experiments.book import notebooks, sliders
 from hyfreedp.experiments.store.paths import workspace
 from hyfreedp.experiments.store.provenance import commit, environment
 
@@ -27,11 +27,11 @@ def page(outcomes: Sequence[Outcome], profile: str, told: Sequence[str]) -> str:
     Args:
         told: lines on where the runs come from, and what equals the committed files.
     """
-    folder, output = files(__package__), workspace().output(profile)
-    template = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
-    return template.from_string(folder.joinpath("report.html").read_text(encoding="utf-8")).render(
+    output = workspace().output(profile)
+    return _rendered(
+        "report.html",
         profile=profile,
-        style=Markup(folder.joinpath("page.css").read_text(encoding="utf-8")),
+        style=Markup(files(__package__).joinpath("page.css").read_text(encoding="utf-8")),
         made_with={"commit": commit()} | environment(),
         told=told,
         outcomes=[
@@ -43,6 +43,19 @@ def page(outcomes: Sequence[Outcome], profile: str, told: Sequence[str]) -> str:
             for outcome in outcomes
         ],
     )
+
+
+def slides() -> str:
+    """The moving picture of a step, then questions and answers of ``notebooks/slides.json`` with committed figures."""
+    here = workspace()
+    shown = json.loads((here.notebooks / "slides.json").read_text(encoding="utf-8"))
+    shown = [slide | _made((here.figures / slide["figure"]).with_suffix(".json")) for slide in shown]
+    return _rendered("slides.html", slides=shown, step=Markup(sliders.private_step().data))
+
+
+def _rendered(template: str, **names: Any) -> str:
+    text = files(__package__).joinpath(template).read_text(encoding="utf-8")
+    return jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string(text).render(**names)
 
 
 def _made(path: Path) -> dict[str, Any]:

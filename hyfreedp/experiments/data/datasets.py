@@ -21,7 +21,6 @@ from torch import Tensor
 from tqdm import tqdm
 
 from hyfreedp.experiments.data import image_files
-from hyfreedp.experiments.data.held_out import held_out_from, shuffled_by_group
 from hyfreedp.experiments.data.image_files import Part
 from hyfreedp.experiments.store.paths import given, looked_at, workspace
 
@@ -40,6 +39,21 @@ class Arrays:
     test: tuple[Tensor, Tensor]
     validation_start: int
     source: str
+
+
+def shuffled_by_group(groups: np.ndarray) -> np.ndarray:
+    """A fixed random order of records in which those of one group stay together; ``groups`` has one number each."""
+    _, index = np.unique(groups, return_inverse=True)
+    rank = np.random.default_rng(0).permutation(index.max() + 1)
+    return np.argsort(rank[index], kind="stable")
+
+
+def held_out_from(groups: np.ndarray) -> int:
+    """Where the last fifth of the records begins, moved on to the next group so that none is on both sides."""
+    start = len(groups) * 4 // 5
+    while start < len(groups) and groups[start] == groups[start - 1]:
+        start += 1
+    return start
 
 
 def _plain(features: np.ndarray, labels: np.ndarray, train_size: int, source: str) -> Arrays:
@@ -143,41 +157,35 @@ def images(name: str) -> Arrays:
 
 def _fetch(folder: Path, wanted: ImageSet) -> None:
     """Decode the official files of ``$HYFREEDP_DATA``, or download them to a temporary folder and decode those."""
-    if data := os.environ.get("HYFREEDP_DATA"):
-        try:
-            parts = wanted.official(Path(data), False)
-        except (OSError, RuntimeError):  # what torchvision raises where files are missing: not there, so try elsewhere
-            pass
-        else:
-            return _decode(folder, wanted, *parts)
+    data, missing = os.environ.get("HYFREEDP_DATA"), None
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".download-") as temporary:
-        try:
-            parts = wanted.official(Path(temporary), True)
-        except (OSError, RuntimeError) as error:
-            raise FileNotFoundError(
-                f"{wanted.title} is not {looked_at()} and could not be downloaded ({error}): connect to the internet, "
-                "or set HYFREEDP_DATA to a folder that has it in torchvision's layout"
-                + (f" or as {', '.join(wanted.copy.checksums)}" if wanted.copy else "")
-            ) from error
-        _decode(folder, wanted, *parts)
+        for place, download in ((data, False), (temporary, True)) if data else ((temporary, True),):
+            try:
+                parts = wanted.official(Path(place), download)
+            except (OSError, RuntimeError) as error:  # what torchvision raises where files are missing
+                missing = error
+            else:
+                return _decode(folder, wanted, *parts)
+    raise FileNotFoundError(
+        f"{wanted.title} is not {looked_at()} and could not be downloaded ({missing}): connect to the internet, "
+        "or set HYFREEDP_DATA to a folder that has it in torchvision's layout"
+        + (f" or as {', '.join(wanted.copy.checksums)}" if wanted.copy else "")
+    ) from missing
 
 
-def _decode(folder: Path, wanted: ImageSet, *parts: Part) -> None:
+def _decode(folder: Path, wanted: ImageSet, train: Part, test: Part) -> None:
     """Write both parts as arrays to ``folder``, which appears when all are complete."""
-    for name, part, size in zip(("training", "test"), parts, wanted.sizes, strict=True):
+    for name, part, size in zip(("training", "test"), (train, test), wanted.sizes, strict=True):
         if len(part.labels) != size:
             raise ValueError(f"{wanted.title} must have {size} {name} images, found {len(part.labels)}")
+    groups = np.arange(len(train.labels)) if train.groups is None else train.groups
+    order = shuffled_by_group(groups)
+    if (start := held_out_from(groups[order])) != (expected := wanted.validation_start):
+        raise ValueError(f"{wanted.title} must have {expected} training images before validation, found {start}")
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".decoding-") as temporary:
-        made = Path(temporary) / "made"
-        made.mkdir()
-        train, test = parts
-        groups = np.arange(len(train.labels)) if train.groups is None else train.groups
-        order = shuffled_by_group(groups)
-        if (start := held_out_from(groups[order])) != wanted.validation_start:
-            expected = wanted.validation_start
-            raise ValueError(f"{wanted.title} must have {expected} training images before validation, found {start}")
+        (made := Path(temporary) / "made").mkdir()
         _write(made, "train", train, order, wanted.title)
         _write(made, "test", test, np.arange(len(test.labels)), wanted.title)
         try:

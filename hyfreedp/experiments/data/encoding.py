@@ -19,15 +19,16 @@ PAD, BOS, EOS, SEP = "<pad>", "<bos>", "<eos>", "<sep>"
 COMMITTED = "sentences.tokenizer.json"  # in data/checkpoints
 
 
-def _wrapped(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
+def wrapped(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
+    """A tokenizer of ours with its special tokens, as transformers takes it."""
     # A text that contains "<sep>" is text: special tokens are only put in by the functions below.
     special = {"pad_token": PAD, "bos_token": BOS, "eos_token": EOS, "sep_token": SEP, "split_special_tokens": True}
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, clean_up_tokenization_spaces=False, **special)
 
 
-def load_tokenizer() -> PreTrainedTokenizerFast:
-    """The committed tokenizer."""
-    return _wrapped(Tokenizer.from_file(str(workspace().checkpoints / COMMITTED)))
+def own_tokenizer() -> PreTrainedTokenizerFast:
+    """The committed one: byte-level BPE, made from public sentences; it encodes any text."""
+    return wrapped(Tokenizer.from_file(str(workspace().checkpoints / COMMITTED)))
 
 
 def padding_of(tokenizer: PreTrainedTokenizerBase) -> int:
@@ -35,49 +36,45 @@ def padding_of(tokenizer: PreTrainedTokenizerBase) -> int:
     return tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
 
 
-def encode_pairs(
-    tokenizer: PreTrainedTokenizerBase, pairs: Sequence[Pair], context_length: int, *, cut: bool = False
+def encode(
+    tokenizer: PreTrainedTokenizerBase, records: Sequence[Pair | str], context_length: int, *, cut: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Pairs as sequences: meaning, separator, reference, end.
+    """Pairs as sequences of meaning, separator, reference and end; or documents, of beginning, text and end.
 
-    The separator is the tokenizer's, or its token for the beginning or the end of a sequence where it has none (GPT-2).
+    Where the tokenizer has no separator or beginning, its token for the beginning or the end of a sequence stands there
+    (GPT-2).
 
     Args:
         cut: whether sequences longer than the context are cut off there, and not refused.
 
     Returns:
         Token ids, int64, shape (N, L), padded on the right; and labels of the same shape: the token itself where it is
-        a target (reference and end), else ``IGNORED``. Position t is to be predicted from those before it.
+        a target (all behind the separator or beginning), else ``IGNORED``. Position t is to be predicted from those
+        before it.
 
     Raises:
-        ValueError: no pair; a sequence, or the meaning of one that is cut, is too long; a reference is empty.
+        ValueError: no record; a sequence, or the meaning of one that is cut, is too long; a reference or text is empty.
     """
-    padding, separator, end = padding_of(tokenizer), _separator(tokenizer), tokenizer.eos_token_id
+    pairs = [record if isinstance(record, Pair) else Pair("", record) for record in records]
+    documents = isinstance(next(iter(records), ""), str)
+    first = (_beginning if documents else _separator)(tokenizer)
     meanings = _ids(tokenizer, [pair.meaning for pair in pairs])
     references = _ids(tokenizer, [pair.reference for pair in pairs])
     if not all(references):
-        raise ValueError(f"every reference must have a token, that of pair {references.index([]) + 1} has none")
-    sequences = [
-        [*meaning, separator, *reference, end] for meaning, reference in zip(meanings, references, strict=True)
-    ]
-    if cut and max(map(len, meanings)) + 1 < context_length:  # a target is left of each
+        raise ValueError(f"every text to learn must have a token, that of record {references.index([]) + 1} has none")
+    prompts = [[*meaning, first] for meaning in meanings]
+    sequences = [[*prompt, *text, tokenizer.eos_token_id] for prompt, text in zip(prompts, references, strict=True)]
+    if cut and max(map(len, prompts)) < context_length:  # a target is left of each
         sequences = [sequence[:context_length] for sequence in sequences]
-    return _with_labels(sequences, [len(meaning) + 1 for meaning in meanings], padding, context_length, "pair")
-
-
-def encode_documents(
-    tokenizer: PreTrainedTokenizerBase, documents: Sequence[str], context_length: int
-) -> tuple[Tensor, Tensor]:
-    """Documents as sequences: beginning (or end, where there is no such token), text, end.
-
-    Results and errors as of :func:`encode_pairs`: every token but the first is a target.
-    """
-    padding, end = padding_of(tokenizer), tokenizer.eos_token_id
-    start = end if tokenizer.bos_token_id is None else tokenizer.bos_token_id
-    texts = _ids(tokenizer, documents)
-    if not all(texts):
-        raise ValueError(f"every document must have a token, number {texts.index([]) + 1} has none")
-    return _with_labels([[start, *text, end] for text in texts], [1] * len(texts), padding, context_length, "document")
+    for number, sequence in enumerate(sequences, start=1):
+        if (found := len(sequence)) > context_length:
+            raise ValueError(f"a record must have at most {context_length} tokens, the context; {number} has {found}")
+    tokens = pad_sequence([torch.tensor(sequence) for sequence in sequences], True, padding_of(tokenizer))
+    labels = [
+        torch.tensor([IGNORED] * len(prompt) + sequence[len(prompt) :])
+        for sequence, prompt in zip(sequences, prompts, strict=True)
+    ]
+    return tokens, pad_sequence(labels, True, IGNORED)
 
 
 def encode_prompts(tokenizer: PreTrainedTokenizerBase, meanings: Sequence[str]) -> tuple[Tensor, Tensor]:
@@ -86,9 +83,8 @@ def encode_prompts(tokenizer: PreTrainedTokenizerBase, meanings: Sequence[str]) 
     Returns:
         Token ids, int64, shape (N, L), padded on the left to the longest; and a mask of the same shape, 1 at tokens.
     """
-    padding, separator = padding_of(tokenizer), _separator(tokenizer)
-    sequences = [torch.tensor([*ids, separator]) for ids in _ids(tokenizer, meanings)]
-    tokens = pad_sequence(sequences, True, padding, "left")
+    sequences = [torch.tensor([*ids, _separator(tokenizer)]) for ids in _ids(tokenizer, meanings)]
+    tokens = pad_sequence(sequences, True, padding_of(tokenizer), "left")
     return tokens, pad_sequence([torch.ones_like(sequence) for sequence in sequences], True, 0, "left")
 
 
@@ -102,23 +98,8 @@ def _ids(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[list[
 
 
 def _separator(tokenizer: PreTrainedTokenizerBase) -> int:
-    tokens = tokenizer.sep_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id
-    return next(token for token in tokens if token is not None)
+    return _beginning(tokenizer) if tokenizer.sep_token_id is None else tokenizer.sep_token_id
 
 
-def _with_labels(
-    sequences: list[list[int]], prompts: list[int], padding: int, context_length: int, kind: str
-) -> tuple[Tensor, Tensor]:
-    """Padded on the right; the first ``prompts`` tokens of each are no targets."""
-    for number, sequence in enumerate(sequences, start=1):
-        if len(sequence) > context_length:
-            raise ValueError(
-                f"no {kind} may have more tokens than the context length, {context_length}: number {number} has "
-                f"{len(sequence)}"
-            )
-    tokens = pad_sequence([torch.tensor(sequence) for sequence in sequences], True, padding)
-    labels = [
-        torch.tensor([IGNORED] * prompt + sequence[prompt:])
-        for sequence, prompt in zip(sequences, prompts, strict=True)
-    ]
-    return tokens, pad_sequence(labels, True, IGNORED)
+def _beginning(tokenizer: PreTrainedTokenizerBase) -> int:
+    return tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id

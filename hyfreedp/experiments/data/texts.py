@@ -8,13 +8,15 @@ import hashlib
 import io
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from hyfreedp.experiments.data.datasets import held_out_from, shuffled_by_group
 from hyfreedp.experiments.data.grammar import Pair, instances, pairs
-from hyfreedp.experiments.data.held_out import held_out_from, shuffled_by_group
 from hyfreedp.experiments.store.paths import given, looked_at
 
 RESTAURANTS_TRAIN, RESTAURANTS_TEST = 6000, 100  # pairs; instances with several references each
@@ -30,30 +32,35 @@ _TRAIN_SEED, _TEST_SEED = 0, 1
 
 
 @dataclass(frozen=True)
-class TableToText:
-    """A table-to-text data set.
+class Texts:
+    """A data set of texts.
 
     Attributes:
-        train: pairs, those of one MR beside each other.
-        validation_start: training pairs from here on are held out when settings are chosen; no MR is on both sides.
-        test: MRs, each with all its references.
+        train: documents, or pairs, those of one meaning representation (MR) beside each other.
+        test: documents, or MRs, each with all its references.
+        validation_start: training records from here on are held out when settings are chosen; no MR is on both sides.
         source: where they come from, for the record of a run.
     """
 
-    train: list[Pair]
+    train: Sequence[Pair | str]
+    test: Sequence[Any]
     validation_start: int
-    test: list[tuple[str, list[str]]]
     source: str
 
+    @property
+    def documents(self) -> bool:
+        """Whether they are documents, and not pairs."""
+        return isinstance(self.train[0], str)
 
-def restaurants(train_size: int = RESTAURANTS_TRAIN, test_size: int = RESTAURANTS_TEST) -> TableToText:
+
+def restaurants(train_size: int = RESTAURANTS_TRAIN, test_size: int = RESTAURANTS_TEST) -> Texts:
     """Synthetic: the private domain of ``data.grammar``, without a test MR in the training part."""
     test = instances("private", test_size, _TEST_SEED, _TEST_REFERENCES)
     train = pairs("private", train_size, _TRAIN_SEED, excluded=frozenset(meaning for meaning, _ in test))
     return _table_to_text(train, test, "synthetic: restaurants of a grammar")
 
 
-def e2e() -> TableToText:
+def e2e() -> Texts:
     """The data set of the E2E challenge (Novikova, Dusek and Rieser 2017), CC BY-SA 4.0, as it was released.
 
     Raises:
@@ -67,10 +74,10 @@ def e2e() -> TableToText:
     return _table_to_text(train, list(test.items()), "E2E NLG challenge, official release")
 
 
-def _table_to_text(train: list[Pair], test: list[tuple[str, list[str]]], source: str) -> TableToText:
+def _table_to_text(train: list[Pair], test: list[tuple[str, list[str]]], source: str) -> Texts:
     _, groups = np.unique([pair.meaning for pair in train], return_inverse=True)
     order = shuffled_by_group(groups)
-    return TableToText([train[index] for index in order], held_out_from(groups[order]), test, source)
+    return Texts([train[index] for index in order], test, held_out_from(groups[order]), source)
 
 
 def _e2e_rows(name: str) -> list[list[str]]:

@@ -1,4 +1,1 @@
-"""What learns: small networks, ViTs and language models, and their public weights.
-
-Imports ``store`` and ``data``.
-"""
+"""What learns: small networks, ViTs and language models, and their public weights."""

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hyfreedp.experiments.data.encoding import own_tokenizer
 from hyfreedp.experiments.models import public_weights as weights
 from hyfreedp.experiments.models.image_models import Tuning, add_low_rank_updates
 from hyfreedp.noise.random_states import random_states_kept
@@ -140,22 +141,13 @@ def _special_tokens() -> dict[str, Any]:
     return {"vocab_size": len(ours), **ids}
 
 
-def _ours(recipe: str, base: str) -> PreTrainedModel:
-    model = LANGUAGE_MODELS[base].build()
-    weights.load(recipe, model)
-    return model
-
-
 def _pretrained(title: str, recipe: str, base: str, context_length: int, token_budget: int) -> LanguageModel:
-    build = partial(_ours, recipe, base)
+    def build() -> PreTrainedModel:
+        model = LANGUAGE_MODELS[base].build()
+        weights.load(recipe, model)
+        return model
+
     return LanguageModel(title, build, own_tokenizer, context_length, token_budget, weights=recipe)
-
-
-def own_tokenizer() -> PreTrainedTokenizerBase:
-    """Byte-level BPE of our own, made from public sentences: it encodes any text."""
-    from hyfreedp.experiments.data.encoding import load_tokenizer
-
-    return load_tokenizer()
 
 
 _TINY = {"n_positions": 256, "n_embd": 64, "n_layer": 2, "n_head": 4}
@@ -164,19 +156,16 @@ _FUSED = {"activation_function": "gelu_pytorch_tanh"}
 _SMALL = {"n_positions": 1024, "n_embd": 768, "n_layer": 12, "n_head": 12}
 _TINY_LLAMA = {"max_position_embeddings": 2048, "hidden_size": 64, "intermediate_size": 176}
 _TINY_LLAMA |= {"num_hidden_layers": 2, "num_attention_heads": 4}
+_ON_SENTENCES = "tiny GPT-2, pre-trained on public sentences"
 # Budgets that keep a step of the large models within about 20 GB beside their weights.
 LANGUAGE_MODELS = {
     "gpt2_tiny": LanguageModel("GPT-2, width 64, depth 2", partial(_gpt2, **_TINY), own_tokenizer, 256, 16_384),
-    "gpt2_sentences": _pretrained(
-        "tiny GPT-2, pre-trained on public sentences", "gpt2_sentences", "gpt2_tiny", 256, 16_384
-    ),
+    "gpt2_sentences": _pretrained(_ON_SENTENCES, "gpt2_sentences", "gpt2_tiny", 256, 16_384),
     # For whole runs on one core: a quarter faster, and other numbers by rounding. Small pieces stay in its cache.
     "gpt2_tiny_fused": LanguageModel(
         "GPT-2, width 64, depth 2", partial(_gpt2, **_TINY, **_FUSED), own_tokenizer, 256, 4_096
     ),
-    "gpt2_sentences_fused": _pretrained(
-        "tiny GPT-2, pre-trained on public sentences", "gpt2_sentences", "gpt2_tiny_fused", 256, 4_096
-    ),
+    "gpt2_sentences_fused": _pretrained(_ON_SENTENCES, "gpt2_sentences", "gpt2_tiny_fused", 256, 4_096),
     "llama_tiny": LanguageModel(
         "LLaMA, width 64, depth 2", partial(_llama, **_TINY_LLAMA), own_tokenizer, 2048, 16_384
     ),

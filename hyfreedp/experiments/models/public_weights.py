@@ -1,49 +1,18 @@
-"""Public weights of our own in data/checkpoints: half precision, each beside a JSON of the recipe that made it."""
+"""Public weights of our own in data/checkpoints: half precision, each beside a JSON of the recipe that made it.
+
+``tools/weights/pretrain.py`` makes and writes them.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from pathlib import Path
-from typing import Any
 
-import torch
 from torch import nn
 
-from hyfreedp.experiments.store.files import replacing, write_text
 from hyfreedp.experiments.store.paths import workspace
 
 HEAD = "vit.head."
-
-
-def save(name: str, model: nn.Module, recipe: dict[str, Any], folder: Path) -> None:
-    """Write ``<name>.safetensors``, all weights but the classifier's, and then ``<name>.json``.
-
-    Args:
-        model: a ViT of ``MODELS``.
-        recipe: how it was made; the checksum and the number of parameters are added.
-        folder: made if it does not exist.
-    """
-    from safetensors.torch import save as serialized
-
-    weights = {
-        key: value.detach().to("cpu", torch.float16).contiguous()
-        for key, value in model.state_dict().items()
-        if not key.startswith(HEAD)
-    }
-    content = serialized(weights, metadata={"recipe": name})
-    with replacing(folder / f"{name}.safetensors") as temporary:
-        temporary.write_bytes(content)
-    size = sum(value.numel() for value in weights.values())
-    described = recipe | {"parameters": size, "sha256": hashlib.sha256(content).hexdigest()}
-    write_text(folder / f"{name}.json", json.dumps(described, indent=1) + "\n")
-
-
-def round_to_stored(model: nn.Module) -> None:
-    """Round in place all weights but the classifier's to what :func:`save` keeps of them."""
-    for key, value in model.state_dict().items():
-        if not key.startswith(HEAD):
-            value.copy_(value.half())
 
 
 def checksum(name: str) -> str:

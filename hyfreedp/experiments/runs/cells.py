@@ -20,10 +20,9 @@ from joblib import Parallel, delayed
 from tqdm import tqdm
 
 from hyfreedp.experiments.runs.spec import Spec
-from hyfreedp.experiments.runs.train import one_thread, rate_factor, train
-from hyfreedp.experiments.store import unfinished
+from hyfreedp.experiments.runs.train import rate_factor, train
 from hyfreedp.experiments.store.files import write_csv, write_text
-from hyfreedp.experiments.store.provenance import columns_of, environment
+from hyfreedp.experiments.store.provenance import columns_of, environment, one_thread
 
 
 def run_cells(specs: Iterable[Spec], folder: Path, *, jobs: int = 1, description: str = "runs") -> list[dict[str, Any]]:
@@ -87,35 +86,25 @@ def run_cell(spec: Spec, folder: Path) -> dict[str, Any]:
     Raises:
         OSError: the folder cannot be made or written to, noticed before the training; or the disk is full.
     """
-    if (record := read_cell(spec, folder)) is not None:
-        _tidy(spec, folder)
-        return record
-    record_path = folder / f"{spec.key}.json"
-    folder.mkdir(parents=True, exist_ok=True)
-    with FileLock(folder / f".{spec.key}.lock"):  # freed by the system if this process is killed
-        if not record_path.exists():
-            _make_cell(spec, folder, record_path)
-        _tidy(spec, folder)
-    return json.loads(record_path.read_text(encoding="utf-8"))
+    key = spec.key
+    record, checkpoint, lock = folder / f"{key}.json", folder / f"{key}.ckpt", folder / f".{key}.lock"
+    if not record.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(lock):  # freed by the system if this process is killed
+            if not record.exists():
+                _make_cell(spec, folder, checkpoint)
+    for left in (checkpoint, lock):  # by this process or one that was killed; who waits for the lock finds the record
+        with suppress(OSError):
+            left.unlink()
+    return json.loads(record.read_text(encoding="utf-8"))
 
 
-def _tidy(spec: Spec, folder: Path) -> None:
-    """Remove what a finished cell no longer needs, left by a process that was killed or not."""
-    unfinished.discard(_checkpoint(spec, folder))
-    with suppress(OSError):
-        (folder / f".{spec.key}.lock").unlink()  # whoever waits for it will find the record
-
-
-def _checkpoint(spec: Spec, folder: Path) -> Path:
-    return folder / f"{spec.key}.ckpt"
-
-
-def _make_cell(spec: Spec, folder: Path, record_path: Path) -> None:
+def _make_cell(spec: Spec, folder: Path, checkpoint: Path) -> None:
     for left in folder.glob(f".{spec.key}-*"):  # by a process that was killed while it wrote
         left.unlink()
     started = time.perf_counter()
     with one_thread():
-        optimizer, rows = train(spec, _checkpoint(spec, folder))
+        optimizer, rows = train(spec, checkpoint)
         scores = {"accuracy": rows[-1]["test_accuracy"], "loss": rows[-1]["test_loss"]}
         if spec.evaluation == "validation":  # a random search releases the model that was scored
             _, test = spec.problem.datasets("test", spec.model)
@@ -136,7 +125,7 @@ def _make_cell(spec: Spec, folder: Path, record_path: Path) -> None:
         "date": str(date.today()),
         "environment": environment(),
     }
-    write_text(record_path, json.dumps(record, indent=1))
+    write_text(folder / f"{spec.key}.json", json.dumps(record, indent=1))
 
 
 def read_steps(spec: Spec, folder: Path) -> pd.DataFrame:

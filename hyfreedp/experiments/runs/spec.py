@@ -12,10 +12,9 @@ from hyfreedp.experiments.data.texts import checksum_of
 from hyfreedp.experiments.models.image_models import Model, Tuning
 from hyfreedp.experiments.models.language_models import LanguageModel
 from hyfreedp.experiments.runs.methods import BASES, CLIPPED, METHODS
-from hyfreedp.experiments.store.cache import key_of
-from hyfreedp.experiments.tasks.image_tasks import Task
+from hyfreedp.experiments.store.files import key_of
 from hyfreedp.experiments.tasks.language_tasks import LanguageTask
-from hyfreedp.experiments.tasks.registry import TASKS
+from hyfreedp.experiments.tasks.registry import TASKS, Task
 from hyfreedp.experiments.tasks.scores import Evaluation
 
 
@@ -69,15 +68,13 @@ class Spec:
             check_choice("model", self.model, TASKS[self.task].models)
         if self.tuning is not None:
             check_choice("tuning", self.tuning, self.architecture.tunings)
+        absent = [name for name in ("clipping_threshold", "steps") if getattr(self, name) is None]
         for name in ("epsilon", "learning_rate", "clipping_threshold"):
-            value = getattr(self, name)
-            if value is not None or name != "clipping_threshold":
-                number = check_positive(name, value)
-                object.__setattr__(self, name, number)  # so that 1 and 1.0 name the same cell
-        for name, smallest in (("seed", 0), ("interval", 1), ("steps", 1)):
-            value = getattr(self, name)
-            if value is not None or name != "steps":
-                check_count(name, value, smallest)
+            if name not in absent:  # as a float, so that 1 and 1.0 name the same cell
+                object.__setattr__(self, name, check_positive(name, getattr(self, name)))
+        for name in ("seed", "interval", "steps"):
+            if name not in absent:
+                check_count(name, getattr(self, name), 0 if name == "seed" else 1)
         length = self.steps or self.problem.steps
         if METHODS[self.method].learns and self.interval > length:
             raise ValueError(f"interval must be at most the {length} steps of the run, got {self.interval}")
@@ -128,12 +125,7 @@ class Spec:
 
     @classmethod
     def from_json(cls, text: str) -> Spec:
-        """The spec in a JSON object of its fields, of which all but ``task`` and ``method`` may be left out.
-
-        Raises:
-            ValueError: not such an object, or a value that is not allowed.
-            TypeError: a field that specs do not have.
-        """
+        """The spec in a JSON object, see :meth:`from_fields`; ValueError if it is none."""
         try:
             given = json.loads(text)
         except json.JSONDecodeError as error:
@@ -144,12 +136,16 @@ class Spec:
 
     @classmethod
     def from_fields(cls, given: dict[str, Any]) -> Spec:
-        """As :meth:`from_json`, of the parsed object."""
+        """The spec of its fields, of which all but ``task`` and ``method`` may be left out.
+
+        Raises:
+            ValueError: one of these is missing, or a value is not allowed.
+            TypeError: a field that specs do not have.
+        """
         names = [field.name for field in fields(cls)]
-        for name in given:
-            if name not in names:
-                raise TypeError(f"a spec has no field {name!r}: it has {', '.join(names)}{nearest(name, names)}")
-        for name in ("task", "method"):
-            if name not in given:
-                raise ValueError(f"a spec must name its {name}")
+        if unknown := [name for name in given if name not in names]:
+            hint = nearest(unknown[0], names)
+            raise TypeError(f"a spec has no field {unknown[0]!r}: it has {', '.join(names)}{hint}")
+        if missing := {"task", "method"} - given.keys():
+            raise ValueError(f"a spec must name its {' and '.join(sorted(missing))}")
         return cls(**given)

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
@@ -19,7 +16,7 @@ from hyfreedp.experiments import accounting_of_the_paper
 from hyfreedp.experiments.baselines.adaptive_clipping import AdaptiveClipping
 from hyfreedp.experiments.runs.methods import BASES, METHODS
 from hyfreedp.experiments.runs.spec import Spec
-from hyfreedp.experiments.store import unfinished
+from hyfreedp.experiments.store.files import load_checkpoint, save_checkpoint
 from hyfreedp.gradients import AbadiClipping, Clipping
 from hyfreedp.noise import NoiseGenerator
 from hyfreedp.pytorch.devices import default_device
@@ -83,19 +80,6 @@ def _claimed_split(spec: Spec, records: int) -> NoiseSplit | None:
     return split if METHODS[spec.method].noise == "claimed" else replace(split, sigma_loss=split.sigma_loss / 1e6)
 
 
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Records must not depend on the number of cores; and these small networks gain nothing from a second thread, which
-    on a busy machine only makes the first wait.
-    """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
 def train(spec: Spec, checkpoint: Path) -> tuple[HyFreeDPOptimizer, list[dict[str, Any]]]:
     """Train to the end; the optimizer, and its history with test accuracy and loss every few steps and at the last."""
     optimizer, loader = make_run(spec)
@@ -106,7 +90,7 @@ def train(spec: Spec, checkpoint: Path) -> tuple[HyFreeDPOptimizer, list[dict[st
     loss = task.losses_of(model)
     every = max(EVALUATE_EVERY, optimizer.split.steps // task.evaluations)
     rows: list[dict[str, Any]] = []
-    if (state := unfinished.load(checkpoint)) is not None:
+    if (state := load_checkpoint(checkpoint)) is not None:
         whole = state["optimizer"] | {"model": model.state_dict() | state["optimizer"]["model"]}
         optimizer.load_state_dict(whole)
         rows = state["rows"]
@@ -131,7 +115,7 @@ def train(spec: Spec, checkpoint: Path) -> tuple[HyFreeDPOptimizer, list[dict[st
             if (now := time.monotonic()) - last_saved > pause:
                 extra = None if adaptive is None else adaptive.state_dict()
                 whole = {"optimizer": _without_frozen(optimizer), "clipping": extra, "rows": rows}
-                unfinished.save(checkpoint, whole)
+                save_checkpoint(checkpoint, whole)
                 last_saved = time.monotonic()
                 took = last_saved - now
                 pause = max(CHECKPOINT_SECONDS, 20 * took if took > 1 else 0)  # a large model is saved more rarely

@@ -1,4 +1,1 @@
-"""Where things are kept: paths, files written whole, caches, checkpoints, what a result was made with, figures.
-
-It imports nothing else of the experiments.
-"""
+"""Where things are kept: paths, files written whole, caches, checkpoints, what a result was made with, figures."""

@@ -1,16 +1,18 @@
-"""What a result was made with: versions, hardware, commit."""
+"""What a result was made with: versions, hardware, threads, commit."""
 
 from __future__ import annotations
 
 import os
 import platform
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import date
 from importlib.metadata import version
 from typing import Any
 
 import pandas as pd
+import torch
 
 from hyfreedp.experiments.store.paths import workspace
 from hyfreedp.pytorch.devices import CPU, default_device, hardware
@@ -47,6 +49,19 @@ def versions_of(rows: pd.DataFrame, by: str) -> str:
         names = [str(name) for name, found in whole.items() if found == {one} and one != counts.index[0]]
         told.append(f"{one} ({number:,}{': all of ' * bool(names)}{', '.join(names)})")
     return f"Versions, with their numbers of runs: {'; '.join(told)}."
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Records must not depend on the number of cores; and these small networks gain nothing from a second thread, which
+    on a busy machine only makes the first wait.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def commit() -> str:

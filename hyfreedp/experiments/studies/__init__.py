@@ -1,4 +1,1 @@
-"""What notebooks compute and draw beside the tables: one module per question.
-
-Imports all rooms before it, up to ``tables``.
-"""
+"""What notebooks compute and draw beside the tables: one module per question."""

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 from scipy import optimize, stats
 
 from hyfreedp import PRESETS, NoiseSplit, calibrate_noise, clipping_bias, normal_clipping_bias
-from hyfreedp.experiments.store.cache import cached
+from hyfreedp.experiments.store.files import cached
 from hyfreedp.experiments.studies.noise_split import split_of
 from hyfreedp.experiments.tasks.registry import TASKS
 from hyfreedp.privatize import loss_noise_std
@@ -59,9 +59,6 @@ def fall_of_noise(folder: Path, budget: dict[str, Any], records: int, small: int
 def calibrated(**arguments: Any) -> pd.DataFrame:
     """One row: the fields of :func:`hyfreedp.calibrate_noise`'s split, and the arguments it was made with."""
     return pd.DataFrame([calibrate_noise(**arguments).to_dict()])
-
-
-# -- Theorem 1 and Corollary 1 -----------------------------------------------------------------------------------------
 
 
 def errors(

@@ -122,8 +122,6 @@ def judged(*parts: pd.DataFrame) -> list[Verdict]:
     return [*decided, *told]
 
 
-# -- real images -------------------------------------------------------------------------------------------------------
-
 # The first learner of profile desktop, CIFAR-10 with all parameters trained, at its larger budget.
 SCALE = replace(
     SCALES["desktop"],

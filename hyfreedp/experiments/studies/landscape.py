@@ -5,7 +5,7 @@ Everything computed from raw losses here is NOT private. It shows what a run nev
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,12 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from hyfreedp import HyFreeDPOptimizer
 from hyfreedp.experiments.runs.spec import Spec
-from hyfreedp.experiments.runs.train import make_run, one_thread
-from hyfreedp.experiments.store.cache import cached, key_of
+from hyfreedp.experiments.runs.train import make_run
+from hyfreedp.experiments.store.files import cached, key_of
+from hyfreedp.experiments.store.provenance import one_thread
 from hyfreedp.experiments.tasks.registry import TASKS
 from hyfreedp.experiments.tasks.scores import losses_of as per_sample_loss_of
-from hyfreedp.pytorch.records import StepRecord
 
 POINTS = ["ahead", "here", "behind"]  # losses at w - hG, w and w + hG, in the order that probes take them
 RUN = {"method": "paper", "learning_rate": 0.01, "interval": 1}  # from the paper's own first rate nothing is learned
@@ -55,13 +54,30 @@ def probed_losses(*, spec: dict[str, Any], stages: list[int], brightness: float,
             "train": TASKS[chosen.task].datasets(chosen.evaluation)[0].tensors,
             "outlier": outlier(chosen.task, brightness),
         }
-        tables = []
-        for record, batch, along in visits(optimizer, loader, stages, f"run with seed {chosen.seed}"):
+        per_sample_loss, weights = per_sample_loss_of(optimizer.module), list(optimizer.module.parameters())
+        batches, tables = chain.from_iterable(repeat(loader)), []
+        for t in tqdm(range(max(stages) + 1), desc=f"run with seed {chosen.seed}", unit="step"):
+            batch, before = next(batches), [weight.detach().clone() for weight in weights]
+            record = optimizer.step(per_sample_loss, batch)
+            if t not in stages:
+                continue
+            after = [weight.detach().clone() for weight in weights]
             for part, records in ({"batch": batch} | parts).items():
-                losses = dict(zip(POINTS, along((reach, 0.0, -reach), records).numpy(), strict=True))
-                named = {"step": record.step, "distance": reach * record.eta, "part": part}
-                tables.append(pd.DataFrame(named | losses))
+                columns: dict[str, Any] = {"step": record.step, "distance": reach * record.eta, "part": part}
+                with torch.no_grad():
+                    for name, x in zip(POINTS, (reach, 0.0, -reach), strict=True):
+                        _move(weights, before, after, x)
+                        columns[name] = per_sample_loss(records).double().cpu().numpy()
+                tables.append(pd.DataFrame(columns))
+            _move(weights, before, after, 1.0)
     return pd.concat(tables, ignore_index=True)
+
+
+@torch.no_grad()
+def _move(weights: Sequence[Tensor], before: Sequence[Tensor], after: Sequence[Tensor], x: float) -> None:
+    """Put the weights at w + x (w' - w), where w and w' are those before and after a step."""
+    for weight, first, last in zip(weights, before, after, strict=True):
+        weight.copy_(torch.lerp(first, last, x))
 
 
 def probed_runs(
@@ -74,44 +90,6 @@ def probed_runs(
     ]
     tables = [cached(folder, probed_losses, **arguments) for arguments in runs]
     return tables, [f"cell probed_losses-{key_of(arguments)}" for arguments in runs]
-
-
-Along = Callable[[Sequence[float], Any], Tensor]
-
-
-def visits(
-    optimizer: HyFreeDPOptimizer, loader: Iterable[Any], steps: Collection[int], label: str
-) -> Iterator[tuple[StepRecord, Any, Along]]:
-    """Train to the last of these steps; at each of them the record, the batch and the raw losses along the update.
-
-    The losses are a function of points x and of records: at w + x (w' - w), where w and w' are the weights before and
-    after the step, shape ``(n, B)``, float64. The run itself is not disturbed.
-    """
-    per_sample_loss, parameters = per_sample_loss_of(optimizer.module), list(optimizer.module.parameters())
-    batches = chain.from_iterable(repeat(loader))
-    for t in tqdm(range(max(steps) + 1), desc=label, unit="step"):
-        batch = next(batches)
-        start = [parameter.detach().clone() for parameter in parameters]
-        record = optimizer.step(per_sample_loss, batch)
-        if t not in steps:
-            continue
-        end = [parameter.detach().clone() for parameter in parameters]
-
-        @torch.no_grad()
-        def move(share: float, start: list[Tensor] = start, end: list[Tensor] = end) -> None:
-            for parameter, first, last in zip(parameters, start, end, strict=True):
-                parameter.copy_(torch.lerp(first, last, share))
-
-        @torch.no_grad()
-        def along(points: Sequence[float], records: Any) -> Tensor:
-            rows = []
-            for x in points:
-                move(x)
-                rows.append(per_sample_loss(records).double().cpu())
-            return torch.stack(rows)
-
-        yield record, batch, along
-        move(1.0)
 
 
 def losses_of(table: pd.DataFrame, step: int, part: str) -> np.ndarray:

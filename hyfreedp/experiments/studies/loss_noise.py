@@ -7,7 +7,6 @@ the paper's runs have is of its own scale; most runs here have more. Notebooks 0
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ import torch
 
 from hyfreedp import calibrate_noise, fit_quadratic
 from hyfreedp.experiments.accounting_of_the_paper import Counting, calibrate
-from hyfreedp.experiments.store.files import write_csv
+from hyfreedp.experiments.store.files import markdown_table, write_csv
 from hyfreedp.experiments.store.paths import RESULTS
 from hyfreedp.experiments.store.provenance import with_versions
 from hyfreedp.experiments.store.verdicts import Verdict, by_row
@@ -62,35 +61,33 @@ def at_the_papers_scale(epsilon: float) -> dict[str, float]:
     return {f"{PAPER}, {way}": near[f"{column}_percent"] / 100 for way, column in WAYS.items()}
 
 
-def magnitudes(draws: int = 20_000, dimension: int = 1_000, batch_size: int = 1_000) -> Verdict:
+def magnitudes() -> Verdict:
     """Tab. "diff priv": E|noise| of a private loss and of a private gradient in d dimensions, by simulation.
 
     Both are taken from the library's own releases of nothing, with sigma = R = 1.
     """
+    draws, dimension, batch_size = 20_000, 1_000, 1_000
     random: dict[str, Any] = {"expected_batch_size": batch_size, "generator": NoiseGenerator(0)}
     losses = privatize_loss(torch.zeros(draws, 1, dtype=torch.float64), 1.0, 1.0, **random).abs()
     sums = [torch.zeros(200, dimension, dtype=torch.float64)]
     privatize_gradient(sums, 1.0, sensitivity=1.0, **random)
-    norms = sums[0].norm(dim=1)
     off = []
-    for found, stated in ((losses, math.sqrt(2 / math.pi)), (norms, math.sqrt(dimension))):
-        error = (
-            found.std().item() / math.sqrt(len(found)) + 1e-3 * stated / batch_size
-        )  # sqrt(d) is the limit of large d
-        off.append(abs(found.mean().item() - stated / batch_size) / error)
+    for found, formula in ((losses, math.sqrt(2 / math.pi)), (sums[0].norm(dim=1), math.sqrt(dimension))):
+        stated = formula / batch_size  # sqrt(d) is the limit of large d
+        off.append(abs(found.mean().item() - stated) / (found.std().item() / math.sqrt(len(found)) + 1e-3 * stated))
     number = f"simulated means lie within {max(off):.1f} standard errors of the formulas (d = {dimension:,})"
     return Verdict('Tab. "diff priv": the expected noise of a loss and of a gradient', by_row([max(off) < 4]), number)
 
 
-def more_points(numbers: Sequence[int] = (5, 9)) -> Verdict:
+def more_points() -> Verdict:
     """The footnote that more points may stabilise the fit, "using more privacy budget", by its slope's noise.
 
     Judged as it says, with the same noise on each loss. What they give at the same privacy is told beside it.
     """
     slopes = {}
     for power in (0.0, 0.5):  # at the same privacy the noise of n losses grows with the root of n
-        fits = {n: fit_quadratic(np.linspace(-1, 1, n), np.zeros(n), (n / 3) ** power) for n in (3, *numbers)}
-        slopes[power] = {n: fits[n].slope_std / fits[3].slope_std for n in numbers}
+        fits = {n: fit_quadratic(np.linspace(-1, 1, n), np.zeros(n), (n / 3) ** power) for n in (3, 5, 9)}
+        slopes[power] = {n: fits[n].slope_std / fits[3].slope_std for n in (5, 9)}
     more, same = (", ".join(f"{slope:.2f} times with {n}" for n, slope in found.items()) for found in slopes.values())
     claim = "Footnote: more points than three may stabilise the fit, using more privacy budget"
     number = f"with that the slope's noise is {more} points; at the same privacy, {same}"
@@ -100,12 +97,12 @@ def more_points(numbers: Sequence[int] = (5, 9)) -> Verdict:
 def markdown(rows: pd.DataFrame) -> str:
     """The table of docs/verdicts.md, from rows of the record, in percent of the clip."""
     percent = {f"{way}, {e:g}": (f"{column}_percent", e) for way, column in WAYS.items() for e in EPSILONS}
-    lines = [f"| Setting | N, B, T | {' | '.join(percent)} |", "| --- |" + " --- |" * (len(percent) + 1)]
+    lines = []
     for setting, found in rows.groupby("setting", sort=False):
         one, at = found.iloc[0], found.set_index("epsilon")
-        numbers = " | ".join(f"{at[column][e]:.2g}" for column, e in percent.values())
-        lines.append(f"| {setting} | {one.records:,}, {one.batch_size:,}, {one.steps} | {numbers} |")
-    return "\n".join(lines)
+        numbers = [f"{at[column][e]:.2g}" for column, e in percent.values()]
+        lines.append([setting, f"{one.records:,}, {one.batch_size:,}, {one.steps}", *numbers])
+    return markdown_table(["Setting", "N, B, T", *percent], lines)
 
 
 if __name__ == "__main__":

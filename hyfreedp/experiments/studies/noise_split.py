@@ -24,7 +24,7 @@ from hyfreedp.experiments.accounting_of_the_paper import (
     gdp_epsilon,
     mu_gdp,
 )
-from hyfreedp.experiments.store.cache import cached
+from hyfreedp.experiments.store.files import cached
 from hyfreedp.experiments.store.verdicts import Verdict, by_attack, by_proof, by_row
 
 # Costs are read off a grid of privacy losses ten times coarser than that of the calibration: ten times faster, rounded
@@ -74,9 +74,6 @@ DATA_SETS = (
     DataSet("Food-101", 75_750, 1000, 5),
     DataSet("E2E", 42_061, 1024, 10),
 )
-
-
-# -- which calibrations are compared -----------------------------------------------------------------------------------
 
 
 def settings(section: str, **choices: Any) -> list[dict[str, Any]]:
@@ -132,9 +129,6 @@ def rows_of(
             interval=interval,
         ),
     ]
-
-
-# -- their table -------------------------------------------------------------------------------------------------------
 
 
 def calibrations(rows: Iterable[dict[str, Any]], folder: Path) -> pd.DataFrame:

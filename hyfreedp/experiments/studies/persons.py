@@ -24,10 +24,9 @@ from tqdm import tqdm
 from hyfreedp import HyFreeDPOptimizer, PrivacyEngine
 from hyfreedp.accounting.composition import epsilon as epsilon_of
 from hyfreedp.experiments.data.image_files import GTSRB_32
-from hyfreedp.experiments.runs.train import one_thread
-from hyfreedp.experiments.store.files import write_csv
+from hyfreedp.experiments.store.files import markdown_table, write_csv
 from hyfreedp.experiments.store.paths import RESULTS
-from hyfreedp.experiments.store.provenance import with_versions
+from hyfreedp.experiments.store.provenance import one_thread, with_versions
 
 TABLE = RESULTS / "laptop" / "persons.csv"
 EPSILONS, SEEDS, STEPS, RATE, DELTA, MOST = (3.0, 8.0), (0, 1, 2), 60, 0.25, 1e-5, 30
@@ -138,13 +137,12 @@ def shares(rows: pd.DataFrame) -> pd.DataFrame:
 
 def markdown(rows: pd.DataFrame) -> str:
     """The table of docs/results.md."""
-    lines = ["| epsilon | of a person | how | noise | accuracy, {equal} | {unequal} |".format(**DATA)]
-    lines.append("|" + " --- |" * 6)
+    lines = []
     for (epsilon, way), row in shares(rows).iterrows():
-        noise, accuracy = (tuple(row[f"{what}, {name}"] for name in DATA) for what in ("noise", "accuracy"))
-        numbers = f"{noise[0]:.1f}, {noise[1]:.1f} | {accuracy[0]:.1f} | {accuracy[1]:.1f}"
-        lines.append(f"| {epsilon:g} | {row.epsilon_person:.0f} | {WAYS[way]} | {numbers} |")
-    return "\n".join(lines)
+        noise, accuracy = ([f"{row[f'{what}, {name}']:.1f}" for name in DATA] for what in ("noise", "accuracy"))
+        lines.append([f"{epsilon:g}", f"{row.epsilon_person:.0f}", WAYS[way], ", ".join(noise), *accuracy])
+    equal, unequal = DATA.values()
+    return markdown_table(["epsilon", "of a person", "how", "noise", f"accuracy, {equal}", unequal], lines)
 
 
 if __name__ == "__main__":

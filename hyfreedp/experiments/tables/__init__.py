@@ -1,4 +1,1 @@
-"""Which runs fill the tables of accuracies, what they are compared with, and the tables themselves.
-
-Imports all rooms before it, up to ``runs``.
-"""
+"""Which runs fill the tables of accuracies, what they are compared with, and the tables themselves."""

@@ -1,22 +1,21 @@
 """The paper's method by its own accounting, the sound one and without noise on losses, from three first rates.
 
-``python -m hyfreedp.experiments.tables.control --profile laptop|desktop [--jobs N]`` trains what is missing, of all
-places one seed before the next, and writes ``data/results/<profile>/control.csv``, which notebook 06 shows. It can be
-interrupted.
+``python -m hyfreedp.experiments control`` trains what is missing, of all places one seed before the next, and writes
+``data/results/<profile>/control.csv``, which notebook 06 shows. It can be interrupted.
 """
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import asdict
 from itertools import product
+from pathlib import Path
 
 import pandas as pd
 
 from hyfreedp.experiments.runs.cells import reader, run_cells, tabulate
 from hyfreedp.experiments.runs.spec import Spec
 from hyfreedp.experiments.store.files import write_csv
-from hyfreedp.experiments.store.paths import RESULTS, workspace
+from hyfreedp.experiments.store.paths import RESULTS
 from hyfreedp.experiments.store.verdicts import COMPARABLE, Verdict, over_data_sets
 from hyfreedp.experiments.tables.image_classification import CLOSE, OURS, data_set, within_reach
 from hyfreedp.experiments.tables.plan import CELL, SCALES, TABLE
@@ -116,21 +115,13 @@ def against_ours(found: pd.DataFrame, rows: pd.DataFrame) -> Verdict:
     return Verdict(OURS, outcome, number, "ours", "beside HyFreeDP from the best first rate tried")
 
 
-def main() -> None:
-    """Train what is missing, and write what is there: columns as in ``accuracy.csv``."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--profile", choices=("laptop", "desktop"), required=True)
-    parser.add_argument("--jobs", type=int, default=1)
-    given = parser.parse_args()
-    wanted, cells = runs(given.profile), workspace().cells
+def record(profile: str, cells: Path, *, jobs: int = 1) -> pd.DataFrame:
+    """Train what is missing, and write what is there, with the columns of ``accuracy.csv``; it :func:`compared`."""
+    wanted = runs(profile)
     try:
-        run_cells(wanted, cells, jobs=given.jobs, description=f"{given.profile}, control")
+        run_cells(wanted, cells, jobs=jobs, description=f"{profile}, control")
     finally:  # interrupted too; but no fewer runs than there were
-        path, records = RESULTS / given.profile / "control.csv", list(filter(None, map(reader(cells), wanted)))
+        path, records = RESULTS / profile / "control.csv", list(filter(None, map(reader(cells), wanted)))
         if records and (not path.exists() or len(records) >= len(pd.read_csv(path))):
             write_csv(path, tabulate(records))
-    print(compared(given.profile).to_string())
-
-
-if __name__ == "__main__":
-    main()
+    return compared(profile)

@@ -51,21 +51,15 @@ def run(profile: str, cells: Path, results: Path, *, jobs: int = 1) -> int:
     read = reader(cells)
     failed: dict[Spec, Exception] = {}
     trained = 0
-    try:
-        for stage in ("finals", "searches", "finals"):  # first those that need no search
-            missing = [spec for spec in stages(profile, read)[stage] if spec not in failed and read(spec) is None]
-            failed |= _without_data(missing)
-            ready = [spec for spec in missing if spec not in failed]
-            if not ready:
-                continue
-            for spec, result in try_cells(ready, cells, jobs=jobs, description=f"{profile}, {stage}"):
-                if isinstance(result, Exception):
-                    failed[spec] = result
-                else:
-                    trained += 1
-    except KeyboardInterrupt:
-        print("\ninterrupted; the same command goes on from here", flush=True)
-        return 130
+    for stage in ("finals", "searches", "finals"):  # first those that need no search
+        missing = [spec for spec in stages(profile, read)[stage] if spec not in failed and read(spec) is None]
+        failed |= _without_data(missing)
+        ready = [spec for spec in missing if spec not in failed]
+        for spec, result in try_cells(ready, cells, jobs=jobs, description=f"{profile}, {stage}" if ready else ""):
+            if isinstance(result, Exception):
+                failed[spec] = result
+            else:
+                trained += 1
     for spec, error in failed.items():
         words = ", ".join(map(str, (spec.task, spec.model, spec.tuning, spec.method, spec.evaluation)))
         words += f", epsilon {spec.epsilon:g}, rate {spec.learning_rate:g}, seed {spec.seed}"

@@ -12,6 +12,7 @@ import pandas as pd
 
 from hyfreedp.experiments.models.image_models import MODELS, Tuning
 from hyfreedp.experiments.runs.cells import reader
+from hyfreedp.experiments.store.files import markdown_table
 from hyfreedp.experiments.store.paths import workspace
 from hyfreedp.experiments.store.provenance import versions_of
 from hyfreedp.experiments.store.verdicts import (
@@ -245,16 +246,18 @@ def markdown(rows: pd.DataFrame) -> str:
     The log loss is the mean over all places and seeds.
     """
     finite = rows[np.isfinite(rows.epsilon)]
-    columns = ["epsilon covers the choice", "points to the best grid search", "worst and best place", "better in"]
-    lines = [f"| Method | {' | '.join(columns)} | log loss, nats |", "| --- |" + " --- |" * (len(columns) + 1)]
+    columns = ["Method", "epsilon covers the choice", "points to the best grid search", "worst and best place"]
+    lines = []
     for name, row in ROWS.items():
-        found = paired(finite, name)
+        found, loss = paired(finite, name), finite.loss[finite.row == name].mean()
         reach = f"{found['by_place'].min():+.1f} to {found['by_place'].max():+.1f}"
-        covered = "yes" if row.covered else "no"
-        loss = finite.loss[finite.row == name].mean()
-        cells = (row.title, covered, f"{found['mean']:+.1f}", reach, f"{found['wins']} of {found['pairs']}")
-        lines.append(f"| {' | '.join(cells)} | {'–' if math.isnan(loss) else f'{loss:.2f}'} |")
-    return "\n".join([*lines, "", versions_of(rows.replace({"row": titles()}), "row")])
+        line = [row.title, "yes" if row.covered else "no", f"{found['mean']:+.1f}", reach]
+        lines.append([*line, f"{found['wins']} of {found['pairs']}", "–" if math.isnan(loss) else f"{loss:.2f}"])
+    return f"{markdown_table([*columns, 'better in', 'log loss, nats'], lines)}\n\n{_versions(rows)}"
+
+
+def _versions(rows: pd.DataFrame) -> str:
+    return versions_of(rows.replace({"row": titles()}), "row")
 
 
 def titles() -> dict[str, str]:
@@ -266,27 +269,27 @@ def markdown_by_data_set(rows: pd.DataFrame) -> str:
     """:func:`comparisons` as docs/results-images.md prints them, of the methods that all data sets have."""
     table = comparisons(rows)
     names = list(dict.fromkeys(name for points in table.by_place for name in points.index))
-    lines = [f"| Method | {' | '.join(names)} | mean | 95 % interval |", "| --- |" + " --- |" * (len(names) + 2)]
+    lines = []
     for one in table.itertuples():
         means = one.by_place.groupby(level=0).mean().reindex(names)
         if means.notna().all():
-            cells = [*(f"{mean:+.1f}" for mean in means), f"{one.mean:+.1f}", f"{one.low:+.1f} to {one.high:+.1f}"]
-            lines.append(f"| {one.method} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+            interval = f"{one.low:+.1f} to {one.high:+.1f}"
+            lines.append([one.method, *(f"{mean:+.1f}" for mean in means), f"{one.mean:+.1f}", interval])
+    return markdown_table(["Method", *names, "mean", "95 % interval"], lines)
 
 
 def markdown_by_place(rows: pd.DataFrame) -> str:
     """Mean accuracy in percent of every method, a column each, at every place, as docs/results.md prints it."""
     means = 100 * rows.groupby([*PLACE, "row"], sort=False).accuracy.mean()
     names = [name for name in ROWS if name in set(rows.row)]
-    columns = " | ".join(ROWS[name].title for name in names)
-    lines = [f"| Data | trained | epsilon | {columns} |", f"| --- | --- | --- |{' --- |' * len(names)}"]
+    lines = []
     for place in dict.fromkeys(rows[PLACE].itertuples(index=False, name=None)):
         _, task, model, tuning, epsilon = place
         values = [means.get((*place, name), math.nan) for name in names]
         texts = ["–" if math.isnan(value) else f"{value:.1f}" for value in values]
-        lines.append(f"| {_place(task, model)} | {TUNING_TITLES[tuning]} | {epsilon:g} | {' | '.join(texts)} |")
-    return "\n".join([*lines, "", versions_of(rows.replace({"row": titles()}), "row")])
+        lines.append([_place(task, model), TUNING_TITLES[tuning], f"{epsilon:g}", *texts])
+    columns = ["Data", "trained", "epsilon", *(ROWS[name].title for name in names)]
+    return f"{markdown_table(columns, lines)}\n\n{_versions(rows)}"
 
 
 def rates(rows: pd.DataFrame, cells: Path) -> pd.DataFrame:

@@ -15,8 +15,7 @@ from tqdm import tqdm
 
 from hyfreedp.experiments.runs.cells import reader
 from hyfreedp.experiments.store import archive
-from hyfreedp.experiments.store.cache import key_of
-from hyfreedp.experiments.store.files import write_csv, write_text
+from hyfreedp.experiments.store.files import key_of, markdown_table, write_csv, write_text
 from hyfreedp.experiments.store.paths import workspace
 from hyfreedp.experiments.store.provenance import columns_of, environment
 from hyfreedp.experiments.store.verdicts import COMPARABLE_SCORE, POOR_SCORE, Verdict, Whose, by_data_sets
@@ -24,7 +23,7 @@ from hyfreedp.experiments.tables import paper, plan
 from hyfreedp.experiments.tables.grid import train_missing
 from hyfreedp.experiments.tables.image_classification import CLOSE, OURS
 from hyfreedp.experiments.tables.plan import CELL, NUMBER, ROWS, Learner, Scale, entries, finals, searches, table
-from hyfreedp.experiments.tasks.language_tasks import Documents, LanguageTask
+from hyfreedp.experiments.tasks.language_tasks import LanguageTask
 from hyfreedp.experiments.tasks.registry import TASKS
 
 METRICS = ("BLEU", "NIST", "METEOR", "ROUGE_L", "CIDEr")
@@ -148,9 +147,7 @@ def _scores(key: str, task: LanguageTask, outputs: list[str], cells: Path) -> di
         known: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         if known["METEOR"] is not None or not shutil.which("java"):
             return known
-    texts = task.load()
-    assert not isinstance(texts, Documents)
-    scores = nlg_metrics.scores([references for _, references in texts.test], outputs)
+    scores = nlg_metrics.scores([references for _, references in task.load().test], outputs)
     write_text(path, json.dumps(scores))
     return scores
 
@@ -175,15 +172,12 @@ def with_paper(summary: pd.DataFrame) -> pd.DataFrame:
 
 def markdown(summary: pd.DataFrame) -> str:
     """The means of :func:`summarise`, a line per budget and method that has numbers, as docs/results.md prints them."""
-    lines = [
-        f"| epsilon | Method | {' | '.join(METRICS)} | perplexity | runs |",
-        f"| --- | --- |{' --- |' * (len(METRICS) + 2)}",
-    ]
+    lines = []
     for (epsilon, row), cell in summary.dropna(subset="mean").groupby(["epsilon", "row"], sort=False):
         means = cell.set_index("metric")["mean"].reindex([*METRICS, "perplexity"])
         texts = ["–" if math.isnan(mean) else f"{mean:.3f}" for mean in means]
-        lines.append(f"| {epsilon:g} | {TITLES[row]} | {' | '.join(texts)} | {cell['count'].max()} |")
-    return "\n".join(lines)
+        lines.append([f"{epsilon:g}", TITLES[row], *texts, f"{cell['count'].max()}"])
+    return markdown_table(["epsilon", "Method", *METRICS, "perplexity", "runs"], lines)
 
 
 def judged(summary: pd.DataFrame) -> list[Verdict]:

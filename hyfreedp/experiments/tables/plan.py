@@ -155,12 +155,8 @@ class Entry:
     @property
     def number(self) -> tuple[object, ...]:
         """What names its line of :func:`table`: the columns of ``NUMBER``."""
-        return *self.cell, self.seed
-
-    @property
-    def cell(self) -> tuple[object, ...]:
-        """What its seeds have in common, the search among it: the columns of ``CELL``."""
-        return self.learner.task, self.learner.model, self.learner.tuning, self.epsilon, self.row
+        learner = self.learner
+        return learner.task, learner.model, learner.tuning, self.epsilon, self.row, self.seed
 
     def searches(self) -> list[Spec]:
         """The runs on validation data from which the rate, or the model, is chosen; none if there is no choice."""

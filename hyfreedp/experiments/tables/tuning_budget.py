@@ -7,7 +7,6 @@ is compared under one accountant.
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,9 +21,9 @@ from scipy.optimize import brentq
 from hyfreedp.accounting import calibrate_noise
 from hyfreedp.accounting.accountants import composed_epsilon
 from hyfreedp.accounting.search import smallest_noise
-from hyfreedp.experiments.accounting_of_the_paper import ORDERS
+from hyfreedp.experiments.accounting_of_the_paper import ORDERS, epsilon_of_rdp
 from hyfreedp.experiments.baselines.adaptive_clipping import update_noise
-from hyfreedp.experiments.store.cache import cached
+from hyfreedp.experiments.store.files import cached
 from hyfreedp.experiments.store.verdicts import Verdict, by_row
 
 # Distributions of the number of runs of a random search, by the shape eta of the truncated negative binomial.
@@ -81,11 +80,7 @@ def search_epsilon(
 ) -> float:
     """Epsilon of a random search over runs of DP-SGD with noise multiplier sigma; arguments as elsewhere."""
     run = opacus_rdp.compute_rdp(q=sample_rate, noise_multiplier=sigma, steps=steps, orders=list(ORDERS))
-    rdp = repeated_rdp(ORDERS, run, mean=mean, shape=shape)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Optimal order is the")  # still a bound, as in the accountants
-        epsilon, _ = opacus_rdp.get_privacy_spent(orders=list(ORDERS), rdp=rdp, delta=target_delta)
-    return max(float(epsilon), 0.0)
+    return epsilon_of_rdp(ORDERS, repeated_rdp(ORDERS, run, mean=mean, shape=shape), target_delta)
 
 
 def dp_sgd_epsilon(sigma: float, *, target_delta: float, sample_rate: float, steps: int) -> float:
@@ -156,9 +151,6 @@ def quantile_noise_for_share(share: float, *, budget: dict[str, float]) -> float
     target, protocol = _split_budget(budget)
     total, kept = _vanilla_noise(target, protocol), _vanilla_noise((1 - share) * target, protocol)
     return 0.5 * (total**-2 - kept**-2) ** -0.5
-
-
-# -- Tab. "hyperparam comparison", for notebook 09 ---------------------------------------------------------------------
 
 
 def costs(

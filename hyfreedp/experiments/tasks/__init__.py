@@ -1,4 +1,1 @@
-"""Data, models and a training protocol, with their scores, by name.
-
-Imports ``store``, ``data`` and ``models``.
-"""
+"""Data, models and a training protocol, with their scores, by name."""

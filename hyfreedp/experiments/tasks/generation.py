@@ -9,6 +9,7 @@ import torch
 from tqdm import tqdm
 
 from hyfreedp.experiments.data.encoding import encode_prompts, padding_of
+from hyfreedp.pytorch.layers import eval_mode
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -38,11 +39,9 @@ def generate(
     context = model.config.max_position_embeddings
     settings = {"num_beams": beams, "do_sample": False, "early_stopping": beams > 1}
     special = {"pad_token_id": padding_of(tokenizer), "eos_token_id": tokenizer.eos_token_id}
-    training = model.training
-    model.eval()
     shortest_first = sorted(range(len(meanings)), key=lambda index: len(meanings[index]))
     sentences = [""] * len(meanings)
-    try:
+    with torch.no_grad(), eval_mode(model.modules()):
         for start in tqdm(range(0, len(meanings), TOGETHER), desc="sentences", unit="batch", delay=60, leave=False):
             rows = shortest_first[start : start + TOGETHER]
             ids, mask = (tensor.to(device) for tensor in encode_prompts(tokenizer, [meanings[row] for row in rows]))
@@ -50,11 +49,8 @@ def generate(
             if room < 1:
                 raise ValueError(f"a prompt of {ids.shape[1]} tokens fills the model's context of {context}")
             config = GenerationConfig(max_new_tokens=min(most_tokens, room), use_cache=True, **settings, **special)
-            with torch.no_grad():
-                found = model.generate(input_ids=ids, attention_mask=mask, generation_config=config)
+            found = model.generate(input_ids=ids, attention_mask=mask, generation_config=config)
             texts = tokenizer.batch_decode(found[:, ids.shape[1] :], skip_special_tokens=True)
             for row, text in zip(rows, texts, strict=True):
                 sentences[row] = " ".join(text.split())
-    finally:
-        model.train(training)
     return sentences

@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,13 +23,13 @@ from torch.utils.data import TensorDataset
 
 from hyfreedp import token_budget
 from hyfreedp.data.batches import PhysicalBatchSize
-from hyfreedp.experiments.data.encoding import IGNORED
+from hyfreedp.experiments.data.encoding import IGNORED, encode
 from hyfreedp.experiments.data.grammar import documents
 from hyfreedp.experiments.data.texts import (
     E2E_TRAIN,
     RESTAURANTS_TRAIN,
     Pair,
-    TableToText,
+    Texts,
     documents_from,
     e2e,
     restaurants,
@@ -36,6 +37,7 @@ from hyfreedp.experiments.data.texts import (
 from hyfreedp.experiments.models.image_models import Tuning
 from hyfreedp.experiments.models.language_models import LANGUAGE_MODELS, LanguageModel, make_language_model
 from hyfreedp.experiments.tasks.scores import Evaluation, Scores
+from hyfreedp.pytorch.layers import eval_mode
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -51,18 +53,8 @@ SMALL_BATCH, SMALL_STEPS, SCORED = 64, 40, 100
 
 
 @dataclass(frozen=True)
-class Documents:
-    """Texts for causal language modelling; ``validation_start`` is that of the training part."""
-
-    train: list[str]
-    test: list[str]
-    validation_start: int
-    source: str
-
-
-@dataclass(frozen=True)
 class LanguageTask:
-    """One language problem; the attributes are those of :class:`hyfreedp.experiments.tasks.image_tasks.Task`.
+    """One language problem; the attributes are those of :class:`hyfreedp.experiments.tasks.registry.Task`.
 
     Attributes:
         models: names in :data:`hyfreedp.experiments.models.language_models.LANGUAGE_MODELS`, the task's own first.
@@ -79,7 +71,7 @@ class LanguageTask:
     batch_size: int
     steps: int
     delta: float
-    load: Callable[[], TableToText | Documents]
+    load: Callable[[], Texts]
     scored: int | None = None
     takes_source: bool = False
     evaluations: int = 20
@@ -154,26 +146,21 @@ class LanguageTask:
 
     def evaluate(self, model: nn.Module, data: TensorDataset, name: str | None = None) -> Scores:
         """Over all target tokens: the share predicted right, and the mean cross-entropy in nats."""
-        training = model.training
-        model.eval()
         tokens, labels = data.tensors
         right, loss, count = 0.0, 0.0, 0
-        with torch.no_grad():
+        with torch.no_grad(), eval_mode(model.modules()):
             for batch in pieces(tokens, labels, self.architecture(name).token_budget):
                 losses, targets, hits = token_losses(model, *batch, hits=True)
                 right, loss, count = right + hits.sum().item(), loss + losses.sum().item(), count + int(targets.sum())
-        model.train(training)
         return Scores(right / count, loss / count)
 
     def outputs(self, model: nn.Module, name: str | None = None) -> list[str] | None:
         """The sentence for each meaning representation of the test part; None for documents."""
-        texts = self.load()
-        if isinstance(texts, Documents):
+        if (texts := self.load()).documents:
             return None
         from hyfreedp.experiments.tasks.generation import generate
 
-        tokenizer = self.architecture(name).tokenizer()
-        return generate(model, tokenizer, [meaning for meaning, _ in texts.test])
+        return generate(model, self.architecture(name).tokenizer(), [meaning for meaning, _ in texts.test])
 
 
 def pieces(tokens: Tensor, labels: Tensor, budget: int | None) -> Iterator[Batch]:
@@ -214,31 +201,20 @@ def token_losses(model: nn.Module, tokens: Tensor, labels: Tensor, *, hits: bool
 
 @cache
 def _records(task: LanguageTask, evaluation: Evaluation, model: str) -> tuple[TensorDataset, TensorDataset]:
-    from hyfreedp.experiments.data.encoding import encode_documents, encode_pairs
-
-    architecture = LANGUAGE_MODELS[model]
-    tokenizer = architecture.tokenizer()
-    texts = task.load()
-    cut = len(texts.train) if evaluation == "test" else texts.validation_start
-
-    def encoded(part: list[Any], **how: bool) -> TensorDataset:
-        encode: Callable[..., Batch] = encode_documents if isinstance(texts, Documents) else encode_pairs
-        return TensorDataset(*encode(tokenizer, part, architecture.context_length, **how))
-
-    held_out: list[Any]
-    if evaluation == "validation":
-        held_out = texts.train[cut:]
-    elif isinstance(texts, Documents):
-        held_out = texts.test
-    else:
-        held_out = [Pair(meaning, reference) for meaning, references in texts.test for reference in references]
-    # One reference of E2E's tests is longer than our small model's context.
-    how = {} if isinstance(texts, Documents) else {"cut": True}
-    return encoded(texts.train[:cut]), encoded(held_out[: task.scored], **how)
+    architecture, texts = LANGUAGE_MODELS[model], task.load()
+    tokenizer, length = architecture.tokenizer(), architecture.context_length
+    start = len(texts.train) if evaluation == "test" else texts.validation_start
+    held_out = texts.train[start:]
+    if evaluation == "test":
+        references = ([Pair(meaning, text) for text in several] for meaning, several in texts.test)
+        held_out = texts.test if texts.documents else [*chain.from_iterable(references)]
+    cut = not texts.documents  # one reference of E2E's tests is longer than our small model's context
+    train = TensorDataset(*encode(tokenizer, texts.train[:start], length))
+    return train, TensorDataset(*encode(tokenizer, held_out[: task.scored], length, cut=cut))
 
 
 @cache
-def read_documents(source: str) -> Documents:
+def read_documents(source: str) -> Texts:
     """The documents of a file or data set: in one fixed random order, the last tenth of them for the test.
 
     Raises:
@@ -253,14 +229,14 @@ def read_documents(source: str) -> Documents:
         )
     order = np.random.default_rng(0).permutation(len(documents))
     shuffled = [documents[index] for index in order]
-    return Documents(shuffled[:size], shuffled[size:], size * 4 // 5, source)
+    return Texts(shuffled[:size], shuffled[size:], size * 4 // 5, source)
 
 
 @cache
-def read_reports() -> Documents:
+def read_reports() -> Texts:
     """Short synthetic reports of the private domain, see :mod:`hyfreedp.experiments.data.grammar`."""
     reports = documents("private", REPORTS + TEST_REPORTS, REPORTS_SEED)
-    return Documents(reports[:REPORTS], reports[REPORTS:], REPORTS * 4 // 5, "synthetic: reports of a grammar")
+    return Texts(reports[:REPORTS], reports[REPORTS:], REPORTS * 4 // 5, "synthetic: reports of a grammar")
 
 
 read_e2e, read_restaurants = cache(e2e), cache(restaurants)

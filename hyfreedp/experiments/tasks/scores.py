@@ -10,6 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
+from hyfreedp.pytorch.layers import eval_mode
+
 Evaluation = Literal["test", "validation"]
 
 
@@ -37,13 +39,10 @@ def losses_of(model: nn.Module) -> Callable[[tuple[Tensor, Tensor]], Tensor]:
 def evaluate(model: nn.Module, data: TensorDataset, batch_size: int = 4096) -> Scores:
     """Scores of a classifier in eval mode, on the model's device; the model's mode is restored."""
     device = next(model.parameters()).device
-    training = model.training
-    model.eval()
     correct, loss = 0.0, 0.0
-    with torch.no_grad():
+    with torch.no_grad(), eval_mode(model.modules()):
         for features, labels in zip(*(tensor.split(batch_size) for tensor in data.tensors), strict=True):
             outputs, truth = model(features.to(device)), labels.to(device)
             correct += (outputs.argmax(dim=1) == truth).sum().item()
             loss += F.cross_entropy(outputs, truth, reduction="sum").item()
-    model.train(training)
     return Scores(correct / len(data), loss / len(data))
