@@ -23,18 +23,15 @@ def check(answer: float | None, truth: Callable[[], float], *, relative: float =
         truth: a function, so that the cell neither shows nor computes it before it is needed.
         relative: how far the answer may be from the true one, as a share of that.
     """
-    display(Markdown(_said(answer, truth, relative)))
-
-
-def _said(answer: float | None, truth: Callable[[], float], relative: float) -> str:
     if answer is None:
-        return "*No answer yet: put yours in place of None, and run this cell again.*"
-    if not isinstance(answer, Real):
+        said = "*No answer yet: put yours in place of None, and run this cell again.*"
+    elif not isinstance(answer, Real):
         raise TypeError(f"the answer must be a number, got {answer!r}")
-    right = truth()
-    if math.isclose(answer, right, rel_tol=relative):
-        return "**Right.**"
-    return f"**Not yet.** It is too {'high' if answer > right else 'low'}."
+    elif math.isclose(answer, right := truth(), rel_tol=relative):
+        said = "**Right.**"
+    else:
+        said = f"**Not yet.** It is too {'high' if answer > right else 'low'}."
+    display(Markdown(said))
 
 
 def without_solutions(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:

@@ -188,11 +188,12 @@ class Entry:
 
     def _run(self, rate: float, epsilon: float) -> Spec:
         row, learner = ROWS[self.row], self.learner
+        larger = METHODS[row.method].learns and learner.tuning == "lora"
         return Spec(
             method=row.method,
             epsilon=epsilon,
             seed=self.seed,
-            learning_rate=first_rate(row.method, rate, learner.tuning),
+            learning_rate=rate * LORA_FACTOR if larger else rate,
             clipping_threshold=row.clipping_threshold,
             **asdict(learner),
         )
@@ -207,11 +208,6 @@ class Entry:
             replace(self._run(float(rate), epsilon), seed=1000 * (self.seed + 1) + index, evaluation="validation")
             for index, rate in enumerate(row.rates[int(len(row.rates) * u)] for u in random.uniform(number))
         ]
-
-
-def first_rate(method: str, rate: float, tuning: Tuning | None) -> float:
-    """A spec's ``learning_rate``: that, but where a learned rate starts with LoRA from the paper's larger one."""
-    return rate * LORA_FACTOR if METHODS[method].learns and tuning == "lora" else rate
 
 
 @cache
