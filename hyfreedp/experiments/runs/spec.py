@@ -13,7 +13,7 @@ from hyfreedp.experiments.models.image_models import Model, Tuning
 from hyfreedp.experiments.models.language_models import LanguageModel
 from hyfreedp.experiments.runs.methods import BASES, CLIPPED, METHODS
 from hyfreedp.experiments.store.files import key_of
-from hyfreedp.experiments.tasks.language_tasks import LanguageTask
+from hyfreedp.experiments.tasks.language_tasks import OF_DOCUMENTS, LanguageTask
 from hyfreedp.experiments.tasks.registry import TASKS, Task
 from hyfreedp.experiments.tasks.scores import Evaluation
 
@@ -59,9 +59,8 @@ class Spec:
         check_choice("task", self.task, TASKS)
         check_choice("method", self.method, METHODS)
         check_choice("evaluation", self.evaluation, Evaluation)
-        if self.source is not None and not (TASKS[self.task].takes_source and isinstance(self.source, str)):
-            able = ", ".join(name for name, task in TASKS.items() if task.takes_source)
-            raise ValueError(f"source must be a text for the tasks {able}, and None for others, got {self.source!r}")
+        if self.source is not None and not (self.task == OF_DOCUMENTS and isinstance(self.source, str)):
+            raise ValueError(f"source must be a text for task {OF_DOCUMENTS}, and None for others, got {self.source!r}")
         if self.base is not None:
             check_choice("base", self.base, BASES)
         if self.model is not None:

@@ -61,7 +61,6 @@ class LanguageTask:
         train_size: N, with which ``evaluation="test"`` trains.
         batch_size, steps, delta: the protocol.
         scored: sequences of the held-out part, from its start, that a run is scored on; all if None.
-        takes_source: whether a spec may name other documents.
         evaluations: of a run of more than a hundred steps, the last one included.
     """
 
@@ -73,7 +72,6 @@ class LanguageTask:
     delta: float
     load: Callable[[], Texts]
     scored: int | None = None
-    takes_source: bool = False
     evaluations: int = 20
 
     @property
@@ -242,14 +240,13 @@ def read_reports() -> Texts:
 read_e2e, read_restaurants = cache(e2e), cache(restaurants)
 
 
-def _small(
-    title: str, models: tuple[str, ...], size: int, load: Callable[[], Any], *, takes_source: bool = False
-) -> LanguageTask:
-    return LanguageTask(title, models, size, SMALL_BATCH, SMALL_STEPS, size**-1.1, load, SCORED, takes_source)
+def _small(title: str, models: tuple[str, ...], size: int, load: Callable[[], Any]) -> LanguageTask:
+    return LanguageTask(title, models, size, SMALL_BATCH, SMALL_STEPS, size**-1.1, load, SCORED)
 
 
 _OWN = ("gpt2_sentences", "gpt2_tiny")
 _LARGE = ("gpt2_small_sentences", "gpt2", "gpt2_small")
+OF_DOCUMENTS = "reports"  # the task whose documents a spec may replace
 LANGUAGE_TASKS = {
     "restaurants": _small(
         f"restaurants (synthetic, {RESTAURANTS_TRAIN:,} pairs)", _OWN + _LARGE, RESTAURANTS_TRAIN, read_restaurants
@@ -264,11 +261,10 @@ LANGUAGE_TASKS = {
         load=read_e2e,
         evaluations=5,
     ),
-    "reports": _small(
+    OF_DOCUMENTS: _small(
         f"reports (synthetic, {REPORTS:,} documents)",
         ("llama_sentences", "llama_tiny", "llama2_7b"),
         REPORTS,
         read_reports,
-        takes_source=True,
     ),
 }

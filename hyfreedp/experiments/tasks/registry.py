@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import nn
 from torch.utils.data import TensorDataset, default_collate
@@ -59,7 +58,6 @@ class Task:
     steps: int
     delta: float
     evaluations: int = 20
-    takes_source: ClassVar[bool] = False
     collate = staticmethod(default_collate)
     losses_of = staticmethod(losses_of)
 
