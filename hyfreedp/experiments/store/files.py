@@ -104,7 +104,7 @@ def load_checkpoint(path: Path) -> dict[str, Any] | None:
     """The checkpoint, on the CPU; None if there is none, or if it is damaged, with a RuntimeWarning, and removed."""
     if not path.exists():
         return None
-    content = path.read_bytes()
+    content = memoryview(path.read_bytes())
     if content[:32] == hashlib.sha256(content[32:]).digest():
         return torch.load(BytesIO(content[32:]), weights_only=True, map_location="cpu")
     warnings.warn(f"checkpoint {path} is damaged; the run starts from its beginning", RuntimeWarning, stacklevel=2)
