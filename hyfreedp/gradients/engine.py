@@ -7,7 +7,6 @@ decision of Python. What functorch cannot map is computed one sample at a time, 
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Generator, Sequence
 from contextlib import closing, suppress
@@ -23,7 +22,7 @@ from hyfreedp.gradients.clipping import Clipping, bounded_factors
 from hyfreedp.gradients.guard import unchanged
 from hyfreedp.gradients.isolation import SingleSample
 from hyfreedp.gradients.mapped import Gradients, Pass
-from hyfreedp.gradients.per_sample import MEMORY_BUDGET, Instantiated, instantiate_inexact, norms_of, widened
+from hyfreedp.gradients.per_sample import MEMORY_BUDGET, Instantiated, inexact_norms, norms_of, widened
 from hyfreedp.gradients.pieces import Begin, Decisions, Partition, Piece, Regroup
 from hyfreedp.pytorch.devices import without_autocast
 from hyfreedp.pytorch.layers import parameters_of
@@ -210,18 +209,22 @@ class GradientEngine:
         if not gradients:
             raise Refused(_NO_GRADIENT)
         with without_autocast(losses.device):  # it would round the sums
-            instantiate_inexact(gradients)
             norms = norms_of(gradients.values(), losses)
+            inexact = inexact_norms(gradients.values(), norms)
+            kept = norms.isfinite() & ~inexact  # others are left out, not multiplied by 0, since 0 * NaN is NaN
+            if not (all_kept := bool(kept.all())):  # waits for the device
+                fitting = max(1, self.memory_budget // sum(4 * p.numel() for p in gradients))
+                for some in inexact.nonzero()[:, 0].split(fitting):
+                    parts = {p: g.select(some).instantiate() for p, g in gradients.items()}
+                    whole: Gradients = {p: Instantiated(widened(part)) for p, part in parts.items()}
+                    norms[some] = self._add_clipped(whole, losses[some], None if weights is None else weights[some])
             factors = bounded_factors(self.clipping, norms, self.sensitivity)
             if weights is not None:
                 factors = factors * weights.to(factors)
-            kept = None  # all samples
-            if float(norms.max()) == math.inf:  # these are left out, not multiplied by 0, since 0 * NaN is NaN
-                kept = norms.isfinite()
-                factors = factors[kept]
+            factors = factors if all_kept else factors[kept]
             for p in list(gradients) if len(factors) else ():
                 g = gradients.pop(p)
-                added = (g if kept is None else g.select(kept)).weighted_sum(factors).view_as(p)
+                added = (g if all_kept else g.select(kept)).weighted_sum(factors).view_as(p)
                 self._sums[p] = self._sums[p].double().add_(added) if p in self._sums else widened(added).contiguous()
         return norms
 

@@ -15,6 +15,12 @@ from torch import Tensor
 from torch._C import _functorch
 from torch._functorch import vmap
 
+# Whether functorch warns of an operation that it maps by a loop.
+warn_of_loops: Any = _functorch._set_vmap_fallback_warning_enabled  # type: ignore[attr-defined]
+# Called with False: the active pair of hooks on tensors that autograd saves, or None.
+saved_hooks: Callable[[bool], Any] = torch._C._autograd._top_saved_tensors_default_hooks
+dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack  # how many are active
+
 
 class Level:
     """A level at which ``size`` samples are mapped together; each draws its own random numbers.
@@ -32,9 +38,11 @@ class Level:
             _functorch._vmap_decrement_nesting()
             raise RuntimeError("samples were mapped at another level")
         self.number = number
+        warn_of_loops(False)
         return self
 
     def __exit__(self, *_: Any) -> None:
+        warn_of_loops(True)  # as is the default
         _functorch._vmap_decrement_nesting()
 
     def mapped(self, samples: Tensor) -> Tensor:
@@ -100,12 +108,6 @@ def maps_marked(mark: Callable[[Any], Any]) -> Iterator[None]:
     finally:
         vmap._unwrap_batched = unwrap
         mark = lambda result: result  # noqa: E731, for torch.compile, which may have cached ``marked``
-
-
-def saved_hook() -> Any:
-    """The active hook on tensors that autograd saves, or None."""
-    hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
-    return None if hooks is None else hooks[0]
 
 
 def backward(losses: Tensor, ends: Sequence[Tensor]) -> tuple[Tensor | None, ...]:

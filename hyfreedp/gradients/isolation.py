@@ -14,6 +14,8 @@ from hyfreedp.errors import Refused
 from hyfreedp.gradients.operations import DECISIONS, asked, tensors_in, written
 from hyfreedp.gradients.pieces import Decisions
 
+_seed = torch.default_generator.initial_seed  # of torch's random numbers, as it is now
+
 
 class Isolated(TorchFunctionMode):
     """What the loss of samples mapped together, and of one alone, may not do; ``decisions`` are their answers."""
@@ -21,7 +23,7 @@ class Isolated(TorchFunctionMode):
     def __init__(self, decisions: Decisions) -> None:
         super().__init__()
         self.decisions = decisions
-        self._mark, self._seed = object(), torch.default_generator.initial_seed()
+        self._mark, self._seed = object(), _seed()
 
     def mark(self, t: Any) -> Any:
         """Mark a tensor as of these samples; returns it."""
@@ -40,7 +42,7 @@ class Isolated(TorchFunctionMode):
 
     def check_random_numbers(self, kwargs: dict[str, Any]) -> None:
         """Refuse random numbers that do not come from the run's key."""
-        if torch.default_generator.initial_seed() != self._seed:
+        if _seed() != self._seed:
             raise Refused(
                 "torch's random numbers were seeded while a loss was computed, by it or by another thread: whoever "
                 "knows the seed knows dropout's masks. Seed nothing in the loss; numbers come from the run's key"

@@ -16,9 +16,9 @@ if there is one, a parameter was used where nothing was intercepted (in a script
 from __future__ import annotations
 
 import sys
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -29,8 +29,8 @@ from torch.utils._device import DeviceContext
 from torch.utils._pytree import tree_map
 
 from hyfreedp.errors import Refused
-from hyfreedp.gradients import operations
-from hyfreedp.gradients.functorch import Level, backward, innermost, is_wrapped, maps_marked, saved_hook, unwrapped
+from hyfreedp.gradients import functorch, operations
+from hyfreedp.gradients.functorch import Level, is_wrapped
 from hyfreedp.gradients.isolation import Isolated
 from hyfreedp.gradients.per_sample import Instantiated, PerSampleGradients
 from hyfreedp.gradients.pieces import Decisions, Regroup
@@ -62,6 +62,12 @@ def rule(*functions: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 def composed(function: Any, replacement: Callable[..., Any]) -> None:
     """Register a replacement that computes a torch function by other torch functions, or returns NotImplemented."""
     _COMPOSED[function] = replacement
+
+
+@lru_cache
+def _is_ordinary(func: Any) -> bool:
+    """Whether an operation has no rule and nothing else is known of it, so that functorch maps it."""
+    return func not in _RULES and func not in _COMPOSED and operations.is_ordinary(func)
 
 
 class Unmappable(RuntimeError):
@@ -114,8 +120,7 @@ class Pass(Isolated):
         copies = [t.as_subclass(Tensor).clone() for t in tensors]  # a loss may write into its record
         # Compiled functions run as they were written; torch._dynamo is imported where there are any.
         eager: Any = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
-        with warnings.catch_warnings(), eager, maps_marked(self._marked), self.level:
-            warnings.filterwarnings("ignore", message=".*performance drop.*")  # of vmap
+        with eager, functorch.maps_marked(self._marked), self.level:
             try:
                 with self:
                     value = loss([self.of_sample(t) for t in copies])
@@ -174,11 +179,16 @@ class Pass(Isolated):
             raise
 
     def _intercept(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        self._check_hooks()
+        if functorch.saved_hooks(False) is not None or functorch.dispatch_modes() > 0:
+            self._check_hooks()
         self.check_random_numbers(kwargs)
         given = operations.tensors_in(*args, *kwargs.values())
         for t in given:
-            self._check_own(t)
+            if not self.is_own(t):
+                self._check_shared(t)
+        trained = not self.trained.keys().isdisjoint(map(id, given))
+        if not trained and _is_ordinary(func) and "out" not in kwargs and not operations.calls_back(args, kwargs):
+            return self._marked(func(*args, **kwargs))
         if func in operations.DECISIONS and is_wrapped(args[0]):
             return self._decided(*operations.asked(func, *args))
         if (composed := _COMPOSED.get(func)) is not None:
@@ -191,12 +201,12 @@ class Pass(Isolated):
                 result = rule(self, func, *args, **kwargs)
             if result is not NotImplemented:
                 return result
-        return self._by_functorch(func, args, kwargs, any(map(self.is_trained, given)))
+        return self._by_functorch(func, args, kwargs, trained)
 
     def _by_functorch(self, func: Any, args: Any, kwargs: dict[str, Any], trained: bool) -> Any:
         """The result of an operation without a rule, of whose arguments some may be ``trained``."""
         if func in operations.REQUIRES_GRADIENT:
-            has = innermost(args[0]).requires_grad  # of a sample's tensor functorch returns False
+            has = functorch.innermost(args[0]).requires_grad  # of a sample's tensor functorch returns False
             if func == operations.HAS_GRADIENT:
                 return has
             if args[1:] == (has,) or (is_wrapped(args[0]) and args[1:] in ((), (True,))):
@@ -232,19 +242,18 @@ class Pass(Isolated):
 
     def _check_hooks(self) -> None:
         """Unmappable if the loss entered what sees the tensors of all samples; a checkpoint's hooks are noted."""
-        if (hook := saved_hook()) is not None:
-            if getattr(hook, "__module__", "") != "torch.utils.checkpoint":
-                raise Unmappable("hooks on saved tensors")
-            self._checkpoints = True
-        if torch._C._len_torch_dispatch_stack() > 0:
+        if functorch.dispatch_modes() > 0:
             raise Unmappable("a TorchDispatchMode")
+        if getattr(functorch.saved_hooks(False)[0], "__module__", "") != "torch.utils.checkpoint":
+            raise Unmappable("hooks on saved tensors")
+        self._checkpoints = True
 
-    def _check_own(self, t: Any) -> None:
+    def _check_shared(self, t: Any) -> None:
         """Refuse a wrapped tensor of another pass; functorch cannot tell, since levels are numbers that it reuses."""
-        while not self.is_own(t) and is_wrapped(t):
+        while is_wrapped(t) and not self.is_own(t):
             if self.level.holds(t):
                 raise Unmappable("what no operation of torch shows, as a compiled script")
-            t = unwrapped(t)
+            t = functorch.unwrapped(t)
 
     def _decided(self, func: Any, x: Tensor, arguments: Any) -> Any:
         """The common answer of all samples to a decision."""
@@ -268,7 +277,7 @@ class Pass(Isolated):
         return copy
 
     def _marked(self, result: Any) -> Any:
-        for t in operations.tensors_in(result):
+        for t in (result,) if type(result) is Tensor else operations.tensors_in(result):
             if is_wrapped(t):
                 self.mark(t)
         return result
@@ -290,7 +299,7 @@ class Pass(Isolated):
             if self._checkpoints:
                 stack.enter_context(self.level)
                 stack.enter_context(self)
-            found = backward(losses, [*copies, *self.trained.values(), self.anchor])
+            found = functorch.backward(losses, [*copies, *self.trained.values(), self.anchor])
         self._uses = None
         if any(g is not None for g in found[len(copies) : -1]):
             raise Unmappable("a parameter is used where no operation of torch shows, as in a compiled script")
@@ -344,4 +353,4 @@ class _Layer(torch.autograd.Function):
 def foreign_modes() -> bool:
     """Whether function or dispatch modes are active in this thread, other than torch's default device."""
     stack = [torch._C._get_function_stack_at(i) for i in range(torch._C._len_torch_function_stack())]
-    return torch._C._len_torch_dispatch_stack() > 0 or any(type(mode) is not DeviceContext for mode in stack)
+    return functorch.dispatch_modes() > 0 or any(type(mode) is not DeviceContext for mode in stack)

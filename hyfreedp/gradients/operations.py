@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._ops import OpOverload, OpOverloadPacket
-from torch.utils._pytree import tree_leaves
 
 
 def _named(names: str, *of: Any) -> set[Any]:
@@ -44,7 +43,7 @@ def tensors_in(*values: Any) -> list[Tensor]:
         if isinstance(value, Tensor):
             tensors.append(value)
         elif isinstance(value, (tuple, list, dict)):
-            tensors += [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
+            tensors += tensors_in(*(value.values() if isinstance(value, dict) else value))
     return tensors
 
 
@@ -53,6 +52,14 @@ def asked(func: Any, x: Tensor, *arguments: Any) -> tuple[Any, Tensor, tuple[Any
     if func is Tensor.__contains__:
         return Tensor.__bool__, (x == arguments[0]).any(), ()
     return func, x, arguments
+
+
+@lru_cache
+def is_ordinary(func: Any) -> bool:
+    """Whether nothing is known of an operation here: it makes its result of its arguments, as functorch maps it."""
+    known = func in DECISIONS | FACTORIES | MEMORY_LAYOUT | REQUIRES_GRADIENT or isinstance(func, OpOverload)
+    described = getattr(func, "__name__", "__get__") not in ("__get__", "apply", "custom_function_call")
+    return described and not known and not _is_in_place(func) and _why_never_mappable(func) is None
 
 
 def written(func: Any, args: Any, kwargs: dict[str, Any]) -> list[Tensor]:
@@ -73,10 +80,15 @@ def _is_in_place(func: Any) -> bool:
 
 def why_unmappable(func: Any, args: Any, kwargs: dict[str, Any]) -> str | None:
     """Why an operation would give code that is not intercepted the tensors of all samples; None if it would not."""
-    calls = any(callable(arg) and not isinstance(arg, type) for arg in (*args, *kwargs.values()))
-    if calls or getattr(func, "__name__", "") == "custom_function_call":
+    if calls_back(args, kwargs) or getattr(func, "__name__", "") == "custom_function_call":
         return f"{getattr(args[0], '__name__', func)}, whose own code would not be met"
     return _why_never_mappable(func)
+
+
+def calls_back(args: Any, kwargs: dict[str, Any]) -> bool:
+    """Whether an operation is given a function to call."""
+    values = (*args, *kwargs.values())
+    return any(map(callable, values)) and any(callable(one) and not isinstance(one, type) for one in values)
 
 
 @lru_cache

@@ -9,16 +9,15 @@ T the gradient itself takes less memory or time than its factors, and is kept in
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import cached_property
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 # Bytes of gradients that a backward pass may keep for speed; beyond, only those no larger than their factors are kept.
 MEMORY_BUDGET = 2**28
 _LARGEST_RELATIVE_ERROR = 1e-3  # of a squared norm from factors; beyond, the gradient is instantiated
-_INSTANTIATED_AT_ONCE = 16  # such gradients
 _MULTIPLICATIONS_PER_ENTRY = 16  # in the time in which an entry of a gradient is written once and read twice
 
 
@@ -114,7 +113,7 @@ class OuterProducts(PerSampleGradients):
         uncancelled = (lefts * rights).sqrt().sum(1).square()  # the squared norms if no tokens cancelled
         lacking = left.shape[1:].numel() * tiny * rights.sum(1) + right.shape[1:].numel() * tiny * lefts.sum(1)
         norms = (left_gram * right_gram).sum((1, 2)).clamp(min=0) + lacking
-        return norms, relative_rounding(left, right) * uncancelled
+        return norms, relative_rounding(left.shape[2], right.shape[2], left.dtype) * uncancelled
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         left, right = widened(self.left), widened(self.right)
@@ -152,61 +151,26 @@ def keeps_factors(tokens: int, p: int, d: int, fits: bool = False) -> bool:
     A larger one is kept if it ``fits`` into memory and saves time. Factors take T^2 (p + d) multiplications for the
     norms and T p d for the weighted sum. The gradient takes T p d to be formed, and each of its p d entries is written
     once and read twice, which takes the time of c p d multiplications; c was measured in steps of a ViT and a GPT on a
-    CPU. So the gradient is faster if T^2 (p + d) > c p d. With T = 1 factors are best.
+    CPU. So the gradient is faster if T^2 (p + d) > c p d. It is, too, if so many tokens that neither agree nor cancel
+    make norms inexact, for which it would be instantiated in the end. With T = 1 factors are best.
     """
     smaller = p * d <= tokens * (p + d)
-    faster = fits and _MULTIPLICATIONS_PER_ENTRY * p * d < tokens**2 * (p + d)
+    inexact = tokens * relative_rounding(p, d) > _LARGEST_RELATIVE_ERROR
+    faster = fits and (inexact or _MULTIPLICATIONS_PER_ENTRY * p * d < tokens**2 * (p + d))
     return tokens == 1 or not (smaller or faster)
 
 
-class PartlyInstantiated(PerSampleGradients):
-    """Factors, of which the samples in the boolean mask ``inexact``, shape (B,), are instantiated, a few at a time."""
+def inexact_norms(gradients: Iterable[PerSampleGradients], norms: Tensor) -> Tensor:
+    """Which of the samples, a boolean mask (B,), have a gradient whose norm may be inexact because tokens cancel.
 
-    def __init__(self, factors: PerSampleGradients, inexact: Tensor) -> None:
-        self.factors, self.inexact = factors, inexact
-
-    def _instantiated(self) -> Iterator[tuple[Tensor, Instantiated]]:
-        for rows in self._rows.split(_INSTANTIATED_AT_ONCE):
-            yield rows, Instantiated(widened(self.factors.select(rows).instantiate()))
-
-    @cached_property
-    def _rows(self) -> Tensor:
-        return self.inexact.nonzero()[:, 0]  # waits for the device, as selecting by the mask would each time
-
-    @cached_property
-    def squared_norms(self) -> Tensor:
-        norms = self.factors.squared_norms.clone()
-        for rows, gradients in self._instantiated():
-            norms[rows] = gradients.squared_norms.to(norms.dtype)
-        return norms
-
-    def weighted_sum(self, weights: Tensor) -> Tensor:
-        total = self.factors.weighted_sum(weights.masked_fill(self.inexact, 0))
-        for rows, gradients in self._instantiated():
-            total = total + gradients.weighted_sum(weights[rows]).view_as(total)
-        return total
-
-    def instantiate(self) -> Tensor:
-        return self.factors.instantiate()
-
-    def select(self, samples: Tensor) -> PartlyInstantiated:
-        return PartlyInstantiated(self.factors.select(samples), self.inexact[samples])
-
-
-def instantiate_inexact(gradients: dict[nn.Parameter, PerSampleGradients]) -> None:
-    """Instantiate, in place, the gradients of samples whose norms may be inexact because tokens cancel.
-
-    The form of a gradient depends on the other samples in the batch; with exact norms the clipped sum does not.
+    They must be instantiated: the form of a gradient depends on the other samples in the batch; with exact norms the
+    clipped sum does not.
     """
-    errors = {p: error for p, g in gradients.items() if (error := g.norm_error) is not None}
-    inexact = {p: error > _LARGEST_RELATIVE_ERROR * gradients[p].squared_norms for p, error in errors.items()}
-    if not inexact:
-        return
-    found = [mask.any() for mask in inexact.values()]
-    present = torch.stack([one.to(found[0].device) for one in found]).tolist()  # waits for the device only once
-    for (p, mask), some in zip(inexact.items(), present, strict=True):
-        if some:
-            gradients[p] = PartlyInstantiated(gradients[p], mask)
+    found = torch.zeros_like(norms, dtype=torch.bool)
+    for g in gradients:
+        if (error := g.norm_error) is not None:
+            found |= error > _LARGEST_RELATIVE_ERROR * g.squared_norms
+    return found
 
 
 def norms_of(gradients: Iterable[PerSampleGradients], losses: Tensor) -> Tensor:
@@ -217,9 +181,9 @@ def norms_of(gradients: Iterable[PerSampleGradients], losses: Tensor) -> Tensor:
     return squared.clamp(min=0).sqrt().nan_to_num(nan=torch.inf, posinf=torch.inf).detach()
 
 
-def relative_rounding(left: Tensor, right: Tensor) -> float:
-    """Bound of the relative error of a product of two inner products: eight standard deviations of its roundings."""
-    return 4 * (left.shape[2] ** 0.5 + right.shape[2] ** 0.5) * torch.finfo(left.dtype).eps
+def relative_rounding(p: int, d: int, dtype: torch.dtype = torch.float32) -> float:
+    """Bound of the relative error of a product of inner products of p and of d numbers: eight standard deviations."""
+    return 4 * (p**0.5 + d**0.5) * torch.finfo(dtype).eps
 
 
 def widened(t: Tensor) -> Tensor:

@@ -75,7 +75,8 @@ class TiedTable(PerSampleGradients):
         picked = left.gather(2, ids[:, None, :].expand(-1, left.shape[1], -1))
         cross = (picked * (right @ rows.mT)).sum((1, 2))
         squares = [squared_row_norms(t.flatten(1)) for t in (left, right, rows)]
-        rounding = relative_rounding(left, right) * (squares[0] * squares[1] * squares[2] * rows.shape[1]).sqrt()
+        rounding = (squares[0] * squares[1] * squares[2] * rows.shape[1]).sqrt()
+        rounding = rounding * relative_rounding(left.shape[2], right.shape[2], left.dtype)
         cross = 2 * (cross + rounding) + (0 if self.head.norm_error is None else self.head.norm_error)
         return self.embedding.squared_norms + self.head.squared_norms + cross
 

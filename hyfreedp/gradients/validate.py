@@ -69,6 +69,8 @@ def _problem(layer: nn.Module) -> str | None:
             "normalises each sample by the others in its batch: call hyfreedp.replace_batch_norm(model) before the "
             "optimizer is made, or freeze it and keep it in eval mode"
         )
+    if type(layer).get_extra_state is not nn.Module.get_extra_state:
+        return "publishes objects by get_extra_state, which may hold raw data: let it keep buffers instead"
     if isinstance(layer, _InstanceNorm) and layer.track_running_stats:
         return "keeps running statistics of the data without noise: set track_running_stats=False"
     if isinstance(layer, (nn.Embedding, nn.EmbeddingBag)) and layer.max_norm is not None:

@@ -67,6 +67,14 @@ def test_a_level_is_left_with_those_within(rows) -> None:
         assert level.is_innermost() and level.holds(level.mapped(rows) + 1)
 
 
+def test_a_level_maps_without_a_warning_what_functorch_has_no_rule_for(rows, recwarn) -> None:
+    with Level(3) as level:
+        level.mapped(rows).take(torch.tensor([1]))
+    assert not recwarn
+    torch.vmap(lambda x: x.take(torch.tensor([1])))(rows)
+    assert "performance drop" in str(recwarn.pop().message)
+
+
 class Tripled(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
