@@ -64,6 +64,13 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
+def made_by(rows: pd.DataFrame) -> str:
+    """Of a record: its versions of the package and their dates, "version 0.3.0, 2026-11-26 to 2026-11-27"."""
+    version = "version_hyfreedp" if "version_hyfreedp" in rows else "hyfreedp"
+    dates = rows.dropna(subset=version).groupby(version).date.agg(["min", "max"])
+    return "; ".join(f"version {one}, {a if a == b else f'{a} to {b}'}" for one, a, b in dates.itertuples())
+
+
 def commit() -> str:
     """The repository's commit, with "-dirty" if files differ from it; "unknown" outside a repository."""
     command = ["git", "describe", "--always", "--dirty"]

@@ -55,6 +55,12 @@ class Verdict:
     case: str = ""
 
 
+def span(values: Sequence[float], form: str = ".0f") -> str:
+    """The smallest and the largest of some numbers in words, once where they read alike: "12 to 16"."""
+    low, high = (f"{value:{form}}" for value in (min(values), max(values)))
+    return low if low == high else f"{low} to {high}"
+
+
 def mean_interval(values: Sequence[float]) -> tuple[float, float]:
     """The 95 % t interval of the mean of independent values; NaN for fewer than three."""
     if len(values) < 3:  # the scatter of two is one difference, small by chance where they happen to be alike

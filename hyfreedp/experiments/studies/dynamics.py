@@ -15,7 +15,7 @@ from hyfreedp.experiments.runs.methods import EXTENDED_GRID
 from hyfreedp.experiments.runs.spec import Spec
 from hyfreedp.experiments.store.files import write_csv
 from hyfreedp.experiments.store.provenance import with_versions
-from hyfreedp.experiments.store.verdicts import COMPARABLE, Verdict, by_row, over_data_sets
+from hyfreedp.experiments.store.verdicts import COMPARABLE, Verdict, by_data_sets, over_data_sets
 from hyfreedp.experiments.tables import small_tasks
 from hyfreedp.experiments.tables.image_classification import CLOSE, highest_rate
 from hyfreedp.experiments.tables.plan import SCALES, Reader, Scale, entries, searches
@@ -91,7 +91,7 @@ def judged(*parts: pd.DataFrame) -> list[Verdict]:
 
     Where arithmetic keeps a run from the tuned rate, see ``highest_rate``, it is left out.
     """
-    best, one, five, shapes = [], [], [], []
+    best, one, five, shapes = [], [], [], {}
     for part in parts:
         for start, table in numbers(part).groupby(level="start", sort=False):
             data, _, first = str(start).partition(", from ")
@@ -105,7 +105,9 @@ def judged(*parts: pd.DataFrame) -> list[Verdict]:
             if len(gaps) == len(INTERVALS):
                 one.append((data, gaps[1] - max(gaps[5], gaps[10])))
                 five.append((data, gaps[5] - gaps[1]))
-                shapes += [lines.loc[f"K = {k}"] for k in gaps]
+            for k in gaps:
+                shape = lines.loc[f"K = {k}"]
+                shapes[data, f"{start}, K = {k}"] = (shape.peak <= 25) and (shape.end <= 90)
     claims = [
         (CLOSE, best, COMPARABLE, 'Fig. "train curve", from 0.0001 at its best K'),
         ('Fig. "train curve": K = 1 converges best', one, 0.0, ""),
@@ -116,10 +118,14 @@ def judged(*parts: pd.DataFrame) -> list[Verdict]:
         if found:
             points = pd.DataFrame(found).set_index(0)[1]
             decided.append(Verdict(claim, *over_data_sets(points, mark), case=case))
-    early = [(shape.peak <= 25) and (shape.end <= 90) for shape in shapes]
-    number = f"{sum(early)} of {len(early)} lines peak in the first quarter and end at most at 0.9 of that"
-    told = [Verdict('Fig. "train curve": thresholds peak early and decrease', by_row(early), number)] if early else []
-    return [*decided, *told]
+    if shapes:
+        early = pd.Series(shapes)
+        number = f"{early.sum()} of {len(early)} lines peak in the first quarter and end at most at 0.9 of that"
+        if not early.all():
+            number += f"; not {', '.join(early.index.get_level_values(1)[~early])}"
+        outcome = by_data_sets(early.droplevel(1).astype(float), least=1.0)
+        decided.append(Verdict('Fig. "train curve": thresholds peak early and decrease', outcome, number))
+    return decided
 
 
 # The first learner of profile desktop, CIFAR-10 with all parameters trained, at its larger budget.
