@@ -114,7 +114,7 @@ plots.folded(f"All {len(shown)} times", shown.style.format(precision=3))
 ours = efficiency.labels()["ours"]
 ratios = efficiency.relative(rows, efficiency.DRAWN)
 ratios["case"] = ratios.tuning + ": " + ratios.model
-colours = dict(zip(ratios.contender.unique(), ("#1A1A1A", "#009E73", "#0072B2"), strict=False))
+colours = dict(zip(map(efficiency.labels().get, efficiency.DRAWN), ("#1A1A1A", "#009E73", "#0072B2"), strict=True))
 look = {"hue": "contender", "style": "contender", "palette": colours, "s": 80, "height": 4, "aspect": 1.1}
 grid = sns.relplot(ratios.sort_values(["tuning", "model"]), x="ratio", y="case", col="quantity", **look)
 grid.refline(x=1, linestyle="-").set_titles("{col_name} / that of a plain step").set_axis_labels("ratio", "")
@@ -238,7 +238,12 @@ plots.save(
 )
 
 # %%
-at_1 = compared[compared.interval == 1].groupby("tuning")[["paper", "record"]].agg(lambda some: span(some, ".2f"))
+at_1 = (
+    compared[compared.interval == 1]
+    .dropna(subset="record")
+    .groupby("tuning")[["paper", "record"]]
+    .agg(lambda some: span(some, ".2f"))
+)
 Markdown(
     "At $K = 1$: "
     + "; ".join(f"{one.Index} {one.paper} in the paper, {one.record} here" for one in at_1.itertuples())
