@@ -88,7 +88,9 @@ def learns(act):
 
 LEARNING = {
     "in training": ("ema", lambda layer, mean, call: layer.training and layer.ema.add_(mean)),
+    "in probes only": ("ema", lambda layer, mean, call: torch.is_grad_enabled() or layer.ema.add_(mean)),
     "later": ("ema", lambda layer, mean, call: call > 12 and layer.ema.add_(mean)),
+    "where no counter moves": ("ema", lambda layer, mean, call: layer.ema.data.add_(1.0)),
     "by an array that shares its memory": ("ema", lambda layer, mean, call: call > 12 and layer.array.fill(1)),
     "by another tensor": ("ema", lambda layer, mean, call: setattr(layer, "ema", torch.ones(8))),
     "by a new buffer": ("seen", lambda layer, mean, call: layer.register_buffer("seen", torch.ones(8))),
@@ -98,6 +100,10 @@ LEARNING = {
         lambda layer, mean, call: call > 12 and np.from_dlpack(layer.frozen.detach()).fill(float(mean[0])),
     ),
     "in a parameter": ("bias", lambda layer, mean, call: layer.bias.data.copy_(mean)),
+    "in a parameter, in probes": (
+        "bias",
+        lambda layer, mean, call: torch.is_grad_enabled() or layer.bias.data.copy_(mean),
+    ),
 }
 
 
@@ -112,8 +118,17 @@ def test_a_buffer_that_learns_is_refused_by_name_and_put_back(case):
         train(optimizer, loader)
     after = optimizer.state_dict()["model"]
     assert list(after) == list(before)
-    assert all(torch.equal(after[kept], before[kept]) for kept in ("0.ema", "0.frozen"))
+    kept = ["0.ema", "0.frozen", *(["0.bias"] if case == "in a parameter" else [])]  # a step may have moved the bias
+    assert all(torch.equal(after[name], before[name]) for name in kept)
     assert all(parameter.grad is None for parameter in model.parameters())  # nor is the raw sum left behind
+
+
+def test_a_sparse_buffer_stays_as_it_is():
+    """As the neighbours in a graph."""
+    model, (batch,) = make_model(), make_batches([8])
+    model.neighbours = nn.Buffer(torch.eye(3).to_sparse())
+    by_hand(model).step(losses(model), batch)
+    assert torch.equal(model.neighbours.to_dense(), torch.eye(3))
 
 
 @pytest.mark.filterwarnings("ignore:samples are computed one at a time")
@@ -203,6 +218,14 @@ def test_frequencies_that_follow_the_longest_record_are_each_records_own(kind):
 
     for row in (5, 0):
         assert 0.1 < moved(LlamaForCausalLM(config).double().train(), loss, [ids, lengths], row) <= 1.0001
+
+
+def test_a_generator_of_the_losss_own_is_refused():
+    """It remembers how much was drawn for other records."""
+    model, generator = make_model(), torch.Generator().manual_seed(0)
+    optimizer, (batch,) = by_hand(model, target_epsilon=3.0), make_batches([8])
+    with refused(optimizer, "draws from a random generator of its own"):
+        optimizer.step(lambda b: losses(model)((b[0] + torch.randn(5, generator=generator), b[1])), batch)
 
 
 # -- precision ---------------------------------------------------------------------------------------------------------
@@ -326,9 +349,15 @@ def test_samplers_that_choose_records_are_refused():
     data = TensorDataset(torch.arange(1000.0)[:, None], torch.zeros(1000).long())
     consent = list(range(100))
 
+    class Backwards(torch.utils.data.SequentialSampler):
+        def __iter__(self):
+            return iter(range(10))
+
     for loader in (
         DataLoader(data, batch_size=10, sampler=SubsetRandomSampler(consent)),
         DataLoader(data, batch_size=10, sampler=WeightedRandomSampler([1.0] * 1000, 1000)),
+        DataLoader(data, batch_size=10, sampler=RandomSampler(data, replacement=True)),
+        DataLoader(data, batch_size=10, sampler=Backwards(data)),
         DataLoader(data, batch_size=10, sampler=consent),
         DataLoader(data, batch_size=10, sampler=RandomSampler(range(20))),
         DataLoader(data, batch_sampler=BatchSampler(SubsetRandomSampler(consent), 10, False)),
@@ -340,7 +369,7 @@ def test_samplers_that_choose_records_are_refused():
     assert {index for step in range(50) for index in loader.batch_sampler.batch(step)} <= set(range(100))
 
 
-@pytest.mark.parametrize("name", ["3.bias", "0.weight"])
+@pytest.mark.parametrize("name", ["3.bias", "3.weight", "1.bias", "0.weight"])
 def test_a_parameter_that_is_unfrozen_later_is_refused_before_its_raw_gradient_moves_it(name):
     """The optimizer holds it from the start, so its own step would apply what nothing has noised."""
     model = make_model()

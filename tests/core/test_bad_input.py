@@ -1,14 +1,18 @@
 """Bad input gets one clear message, before any record is touched and before anything changes."""
 
+import itertools
+import math
+
 import pytest
 import torch
-from cases import each
+from cases import each, pairs
 from opacus import GradSampleModule
 from opacus.optimizers import DPOptimizer
 from torch.utils.data import DataLoader
 from twins import (
     Made,
     by_hand,
+    changed,
     cross_entropy,
     flat,
     make_batches,
@@ -18,7 +22,7 @@ from twins import (
     steps,
 )
 
-from hyfreedp.gradients import NoClipping
+from hyfreedp.gradients import AutomaticClipping, NoClipping
 
 FORBIDDEN = Made(40, lambda index: pytest.fail(f"record {index} was touched"))
 
@@ -149,3 +153,28 @@ def test_parameters_that_change_after_the_run_was_made_private_are_refused(chang
     with pytest.raises(ValueError, match=message):
         optimizer.step(lambda batch: pytest.fail("the loss function was called"), make_batches((6,))[0])
     assert optimizer.ledger.steps == loader.batch_sampler.position == 0
+
+
+# -- losses that are not finite ----------------------------------------------------------------------------------------
+
+BROKEN = {
+    "nan": lambda losses, rows: losses * torch.where(rows, math.nan, 1.0),
+    "inf": lambda losses, rows: losses * torch.where(rows, math.inf, 1.0),
+    "inf beside a finite gradient": lambda losses, rows: losses + torch.where(rows, math.inf, 0.0),
+    "nan beside a finite gradient": lambda losses, rows: losses + torch.where(rows, math.nan, 0.0),
+}
+
+
+@pairs(target=[3.0, math.inf], preset=["robust", "paper", "fixed"], broken=BROKEN)
+def test_losses_that_are_not_finite_leave_all_that_is_learned_finite(broken, preset, target):
+    """Weights, rate, thresholds and history, with one broken record in every batch, and then a whole broken batch."""
+    settings = {"target_epsilon": target, "clipping": AutomaticClipping()}
+    optimizer = by_hand(preset=changed(preset, interval=1), **settings)
+    model = optimizer.module
+    for t, batch in enumerate(make_batches((8, 6, 5, 7))):
+        rows = torch.arange(len(batch[0])) == 1 if t < 3 else torch.ones(len(batch[0]), dtype=bool)
+        optimizer.step(lambda b: BROKEN[broken](cross_entropy(model)(b), b[2]), [*batch, rows])
+        assert flat(model).isfinite().all() and 0 < optimizer.eta < 1e3
+    assert optimizer.ledger.steps == 4
+    for key, value in itertools.chain.from_iterable(row.items() for row in optimizer.history):
+        assert not isinstance(value, float) or math.isfinite(value) or ("threshold" in key and target == math.inf)

@@ -54,6 +54,17 @@ def test_equals_opacus(build) -> None:
 
 @settings(max_examples=15)
 @given(
+    batch=st.integers(1, 4), tokens=st.integers(1, 9), width=st.integers(1, 9), out=st.integers(1, 9),
+    bias=st.booleans(),
+)  # fmt: skip
+def test_linear_of_any_shape(batch, tokens, width, out, bias) -> None:
+    model = nn.Sequential(nn.Linear(width, out, bias=bias), nn.Tanh(), nn.Linear(out, width)).double()
+    x = torch.randn(batch, tokens, width).double()
+    assert_exact(Example(model, (x,), lambda model, x: model(x).square().sum((1, 2))), clipping=NoClipping())
+
+
+@settings(max_examples=15)
+@given(
     groups=st.integers(1, 2), kernel=st.integers(1, 3), stride=st.integers(1, 3), padding=st.integers(0, 2),
     dilation=st.integers(1, 2), size=st.integers(5, 8), out=st.sampled_from([2, 30]), dims=st.integers(1, 2),
 )  # fmt: skip

@@ -14,21 +14,25 @@ from hyfreedp.gradients.recurrent import unrolled
 
 
 def attention(
-    batch_first: bool = True, need_weights: bool = True, memory: bool = False, kdim: int = 8, **settings
+    batch_first: bool = True, kind: str = "self", need_weights: bool = True, kdim: int = 8, **settings
 ) -> nn.Module:
-    """Attention to itself or to a memory; with its weights in the output."""
+    """Attention to itself, to a memory, or to keys and values of their own; with its weights in the output."""
 
     def forward(m: nn.Module, x: Tensor) -> Tensor:
         h = m.inner(x)
-        keys = m.memory(x[:, :3]).tanh() if memory else h
+        keys = h if kind == "self" else m.memory(x[:, :3]).tanh()
         padding = torch.cat([torch.zeros_like(x[:, :1, 0], dtype=torch.bool), x[:, 1 : keys.shape[1], 0] > 1], 1)
         mask = torch.ones(5, keys.shape[1], dtype=torch.bool).triu(1)
         if not batch_first:
+            h, keys = (h, h) if keys is h else (h, keys.transpose(0, 1))
             h = h.transpose(0, 1)
-            keys = keys.transpose(0, 1) if memory else h
-        output, weights = m.attention(h, keys, keys, padding, need_weights, mask)
+            keys = h if kind == "self" else keys
+        values = keys.flip(2) if kind == "three" else keys
+        average = kind != "memory"
+        output, weights = m.attention(h, keys, values, padding, need_weights, mask, average_attn_weights=average)
         output = output if batch_first else output.transpose(0, 1)
-        shares = weights.square().flatten(1).sum(1) if need_weights else 0
+        assert (weights is not None) == need_weights
+        shares = 0 if weights is None else weights.square().flatten(1).sum(1)
         return m.head(output).tanh().sum((1, 2)) + shares
 
     parts = {"inner": nn.Linear(4, 8), "memory": nn.Linear(4, kdim), "head": nn.Linear(8, 3)}
@@ -37,9 +41,11 @@ def attention(
 
 
 ATTENTIONS = [
+    {},
     {"need_weights": False},
-    {"memory": True},
-    {"memory": True, "kdim": 6},
+    {"kind": "memory"},
+    {"kind": "three", "need_weights": False},
+    {"kind": "memory", "kdim": 6},
     {"bias": False},
     {"add_bias_kv": True},
     {"add_zero_attn": True},
@@ -54,6 +60,24 @@ def example_of(model: nn.Module) -> Example:
 @pytest.mark.parametrize("batch_first", [True, False])
 def test_every_kind_of_call(settings, batch_first) -> None:
     assert_exact(example_of(attention(batch_first, **settings)))
+
+
+@each(need_weights=[True, False], batch_first=[True, False, False, True], heads=[(), (2,), (), (2,)])
+def test_queries_and_masks_that_are_learned(need_weights, batch_first, heads) -> None:
+    """Learned queries attend to the samples, with a trained mask of shape (3, 5) or (2, 3, 5)."""
+
+    def forward(m: nn.Module, x: Tensor) -> Tensor:
+        queries = m.queries.unsqueeze(0 if batch_first else 1)
+        queries = queries.expand(*((len(x), -1, -1) if batch_first else (-1, len(x), -1)))
+        h = m.inner(x) if batch_first else m.inner(x).transpose(0, 1)
+        mask = m.mask.repeat(len(x), 1, 1) if heads else m.mask
+        output, _ = m.attention(queries, h, h, attn_mask=mask, need_weights=need_weights)
+        return m.head(output if batch_first else output.transpose(0, 1)).tanh().sum((1, 2))
+
+    numbers = {"queries": nn.Parameter(torch.randn(3, 8)), "mask": nn.Parameter(torch.randn(*heads, 3, 5))}
+    layers = {"inner": nn.Linear(4, 8), "head": nn.Linear(8, 3)}
+    layers["attention"] = nn.MultiheadAttention(8, 2, batch_first=batch_first)
+    assert_exact(example_of(Built(forward, **numbers, **layers)))
 
 
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor:UserWarning")
@@ -110,21 +134,19 @@ def reading(model: nn.Module) -> Example:
     return Example(model.double().train(), batch, lambda model, *batch: model(*batch))
 
 
+SETTINGS = [{"batch_first": True, "num_layers": 2, "bidirectional": True}, {"num_layers": 2, "bias": False}]
 LAYERS = [
-    (nn.LSTM, {"batch_first": True, "num_layers": 2, "bidirectional": True}),
+    *[(k, s | {"packed": p}) for k in (nn.LSTM, nn.GRU, nn.RNN) for s in SETTINGS for p in (False, True)],
     (nn.LSTM, {"proj_size": 3, "bidirectional": True}),
-    (nn.LSTM, {"num_layers": 3, "dropout": 1.0, "batch_first": True}),  # between layers, not after the last
-    (nn.GRU, {"num_layers": 2, "bias": False}),
-    (nn.GRU, {"learned": True, "batch_first": True, "bidirectional": True}),
     (nn.RNN, {"nonlinearity": "relu"}),
-    (nn.LSTM, {"packed": True, "batch_first": True}),
-    (nn.GRU, {"packed": True}),
+    (nn.LSTM, {"num_layers": 3, "dropout": 1.0, "batch_first": True}),  # between layers, not after the last
+    (nn.GRU, {"learned": True, "batch_first": True, "bidirectional": True}),
 ]
 
 
 @pytest.mark.parametrize(("kind", "settings"), LAYERS)
 def test_layers_of_any_kind_and_packed_sequences(kind, settings) -> None:
-    assert_exact(reading(recurrent(kind, **settings)), slow=PACKED if "packed" in settings else None)
+    assert_exact(reading(recurrent(kind, **settings)), slow=PACKED if settings.get("packed") else None)
 
 
 CELLS = [(nn.LSTMCell, {}), (nn.GRUCell, {}), (nn.RNNCell, {"bias": False}), (nn.RNNCell, {"nonlinearity": "relu"})]

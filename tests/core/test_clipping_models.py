@@ -11,6 +11,7 @@ from models import (
     Example,
     assert_exact,
     bert,
+    biases_only,
     classifier,
     gpt2,
     groupnorm_convnet,
@@ -61,6 +62,13 @@ def test_a_model_of_others_whose_shapes_depend_on_the_data() -> None:
 @pytest.mark.parametrize("build", [vit, gpt2, llama, bert, llama_lora])
 def test_full_fine_tuning_and_lora(build) -> None:
     assert_exact(build(), rtol=1e-8)
+
+
+@pytest.mark.parametrize("build", [vit, gpt2])
+def test_biases_alone(build) -> None:
+    example = build()
+    biases_only(example.model)
+    assert_exact(example, rtol=1e-8)
 
 
 def test_an_output_that_is_a_view_and_is_changed_in_place() -> None:

@@ -25,7 +25,11 @@ import torch.distributed as dist
 import twins
 from cases import each
 from pages import ROOT, programs
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import distribute_tensor
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Subset
 from twins import BASES, Made, changed, cross_entropy, flat, make_data, make_model, make_private, refused, unbind_noise
 
@@ -74,12 +78,17 @@ class Team:
             self.processes.append(process)
             self.pipes.append(pipe)
 
-    def run(self, job, **arguments):
+    def start(self, job, **arguments):
         for pipe in self.pipes:
             pipe.send_bytes(pickle.dumps((job, arguments)))
-        for rank, pipe in enumerate(self.pipes):
-            assert pipe.poll(PATIENCE), f"rank {rank} hangs"
-        return [pickle.loads(pipe.recv_bytes()) for pipe in self.pipes]
+
+    def answer(self, rank):
+        assert self.pipes[rank].poll(PATIENCE), f"rank {rank} hangs"
+        return pickle.loads(self.pipes[rank].recv_bytes())
+
+    def run(self, job, **arguments):
+        self.start(job, **arguments)
+        return [self.answer(rank) for rank in range(len(self.pipes))]
 
     def close(self):
         for pipe, process in zip(self.pipes, self.processes, strict=True):
@@ -214,6 +223,8 @@ def test_shards_make_up_the_batch_of_one_process(size):
 # -- what must be equal ------------------------------------------------------------------------------------------------
 
 UNEQUAL = {
+    "seed": ({"seed": [1, 2]}, "seed is 1 on rank 0 and 2 on rank 1"),
+    "records": ({"records": [41, 40]}, "records is 41 on rank 0 and 40 on rank 1"),
     "guarantee": ({"without_guarantee": [False, True]}, "without_guarantee is False on rank 0 and True on rank 1"),
     "clipping": ({"clipping": [None, AutomaticClipping(0.1)]}, "rank 0 and AutomaticClipping(stability=0.1) on rank 1"),
     "model": ({"tuning": ["full", "biases"]}, "ight', (7, 5), torch.float64, False), ('0.bias', (7,), torch on rank 1"),
@@ -259,6 +270,31 @@ def test_processes_whose_records_are_in_another_order_are_refused(two, plain):
         )
 
 
+def wrapped(rank, wrapper):
+    model = make_model()
+    if wrapper == "fsdp":
+        fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+    elif wrapper == "tensor":
+        model[0].weight = nn.Parameter(distribute_tensor(model[0].weight, init_device_mesh("cpu", (2,))))
+    else:
+        model = DistributedDataParallel(model) if wrapper == "ddp" else nn.DataParallel(model)
+    make_private(model, target_epsilon=3.0, steps=9)
+
+
+@pytest.mark.parametrize(
+    ("wrapper", "message"),
+    [
+        ("ddp", "module must not be wrapped in DistributedDataParallel .*: give the model itself, its .module"),
+        ("dp", "module must not be wrapped in DataParallel "),
+        ("fsdp", "module must be whole on every process, but layer '.*' is split by FSDP"),
+        ("tensor", "module must be whole on every process, but parameter '0.weight' is a DTensor"),
+    ],
+)
+def test_wrapped_models_are_refused(two, wrapper, message):
+    for answer in two.run(wrapped, wrapper=wrapper):
+        assert answer.kind == "ValueError" and re.match(message, answer.message)
+
+
 # -- failures ----------------------------------------------------------------------------------------------------------
 
 
@@ -296,6 +332,26 @@ def test_an_error_of_one_process_in_a_step_is_an_error_of_all(two, when, counted
     single, single_caught, _ = one_bad_loss(0, when=when, bad=0)
     assert single_caught[0] == "Refused"
     torch.testing.assert_close(first.weights, single.weights, rtol=1e-8, atol=1e-10)
+
+
+def dies(rank):
+    model, optimizer, loader = start(rank, target_epsilon=3.0)
+    advance(model, optimizer, loader, 2)
+    if rank == 1:
+        os._exit(1)
+    advance(model, optimizer, loader, 3)
+
+
+@pytest.mark.whole
+def test_a_process_that_dies_is_an_error_at_once(tmp_path):
+    """Long before the timeout, which is half an hour here."""
+    team = Team(2, tmp_path)
+    team.start(dies)
+    assert isinstance(team.answer(0), Raised)  # which waits for PATIENCE at most
+    team.processes[1].join(PATIENCE)
+    assert team.processes[1].exitcode == 1
+    team.processes[0].kill()
+    team.processes[0].join(PATIENCE)
 
 
 # -- resuming ----------------------------------------------------------------------------------------------------------

@@ -1,11 +1,12 @@
-"""What leaves a run is a plain model: it is saved and loaded as if it had been trained without us."""
+"""What leaves a run is a plain model: it is saved, loaded and exported as if it had been trained without us."""
 
 import io
 
 import pytest
 import torch
 from torch import nn
-from twins import flat, make_data, make_model, make_private, train
+from torch.utils.data import DataLoader
+from twins import Made, adamw, flat, make_data, make_model, make_private, train
 
 
 @pytest.fixture(scope="module")
@@ -40,3 +41,40 @@ def test_it_is_saved_and_loaded(trained, whole):
         again.load_state_dict(torch.load(file))
     assert torch.equal(again.eval()(x), model.eval()(x)) and not torch.equal(flat(again), flat(plain))
     model.train()
+
+
+def test_torch_exports_it(trained):
+    model, _, x = trained
+    batch = torch.export.Dim("batch", min=2)
+    exported = torch.export.export(model.eval(), (x,), dynamic_shapes=({0: batch},)).module()
+    assert torch.equal(exported(x[:3]), model(x[:3])) and torch.equal(exported(x), model(x))
+    model.train()
+
+
+@pytest.mark.whole
+@pytest.mark.filterwarnings("ignore")  # those of the exporter about itself
+def test_onnx_has_it(trained, tmp_path):
+    pytest.importorskip("onnxscript")
+    runtime = pytest.importorskip("onnxruntime")
+    model, _, x = trained
+    shapes = ({0: torch.export.Dim("batch", min=2)},)
+    torch.onnx.export(model.eval(), (x,), str(tmp_path / "model.onnx"), dynamo=True, dynamic_shapes=shapes)
+    session = runtime.InferenceSession(str(tmp_path / "model.onnx"))
+    (found,) = session.run(None, {session.get_inputs()[0].name: x[:3].numpy()})
+    torch.testing.assert_close(torch.from_numpy(found), model(x[:3]).detach(), rtol=1e-6, atol=1e-9)
+    model.train()
+
+
+def test_transformers_saves_and_loads_it(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    sizes = {"vocab_size": 20, "n_positions": 8, "n_embd": 8, "n_layer": 1, "n_head": 2, "bos_token_id": 0}
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, eos_token_id=0)).train()
+    texts = Made(8, lambda row: {"input_ids": (torch.arange(6) + row) % 20, "labels": (torch.arange(6) + row) % 20})
+    settings = {"loader": DataLoader(texts, batch_size=4), "steps": 2, "target_epsilon": 3.0}
+    _, optimizer, loader = make_private(model, adamw(model), **settings)
+    train(optimizer, loader, lambda record: model(**record).loss)
+    model.save_pretrained(tmp_path)
+    again = transformers.GPT2LMHeadModel.from_pretrained(tmp_path)
+    assert {file.name for file in tmp_path.iterdir()} <= {"config.json", "generation_config.json", "model.safetensors"}
+    ids = torch.arange(6)[None]
+    assert torch.equal(again.eval()(ids).logits, model.eval()(ids).logits)

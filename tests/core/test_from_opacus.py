@@ -1,4 +1,4 @@
-"""The page for users of Opacus is true: its programs run as written."""
+"""The page for users of Opacus is true: both scripts run as written, and its names exist."""
 
 import argparse
 import os
@@ -8,13 +8,15 @@ import sys
 
 import pytest
 import torch
+from opacus.layers import DPLSTM
 from pages import ROOT, programs
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
+from twins import Built, make_private, sgd
 
 from hyfreedp import PrivacyEngine
 
-*BLOCKS, MNIST, _ = programs("docs/from-opacus.md")
+*BLOCKS, MNIST, NAMES = programs("docs/from-opacus.md")
 SCRIPTS = dict(zip(("opacus", "hyfreedp"), BLOCKS, strict=True))
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT)}
 
@@ -47,3 +49,24 @@ def test_what_becomes_of_the_program_on_images(capsys):
             names["train"](args, made[0], torch.device("cpu"), made[2], made[1], epoch)
         assert made[1].steps_left == 0
     assert re.fullmatch(r"(epoch 1: epsilon [12]\.\d\d\nepoch 2: epsilon (2\.9\d|3\.00)\n){2}", capsys.readouterr().out)
+
+
+def padded(records):
+    x = nn.utils.rnn.pad_sequence([record[0] for record in records], batch_first=True)
+    return x, torch.stack([record[1] for record in records])
+
+
+@pytest.mark.parametrize("kind", [DPLSTM, nn.GRU])
+def test_what_becomes_of_the_program_on_names(kind, capsys):
+    """Its function, with recurrent layers of Opacus or PyTorch on names of many lengths, an empty batch among them."""
+    exec(compile(NAMES, "char-lstm-classification.py", "exec"), names := {})
+    data = [(torch.randint(20, (1 + i % 7,)), torch.tensor(i % 3)) for i in range(40)]
+    parts = {"embedding": nn.Embedding(20, 6), "rnn": kind(6, 8, batch_first=True), "head": nn.Linear(8, 3)}
+    model = Built(lambda m, x: m.head(m.rnn(m.embedding(x))[0][:, -1]), **parts)
+    loader = DataLoader(data, batch_size=2, collate_fn=padded)
+    budget = {"target_epsilon": 3.0, "target_delta": 1e-4, "epochs": 1}
+    _, optimizer, loader = make_private(model, sgd(model, 2.0), loader=loader, seed=11, **budget)
+    assert 0 in (len(loader.batch_sampler.batch(step)) for step in range(20))
+    names["train"](model, nn.CrossEntropyLoss(), optimizer, loader, 0, 1e-4, torch.device("cpu"))
+    assert optimizer.steps_left == 0 and optimizer.gradient_engine.fallback_reason is None
+    assert re.fullmatch(r"epoch 0: epsilon (2\.9\d|3\.00)\n", capsys.readouterr().out)

@@ -1,5 +1,6 @@
 """Other libraries' loops: a run by them is, bit for bit, the run by hand, and tells nothing that is not private."""
 
+import dataclasses
 import json
 import math
 import os
@@ -178,6 +179,8 @@ def test_other_losses_of_the_trainer_are_those_of_one_record(trainer, unbound_no
     for run in runs[1:]:
         torch.testing.assert_close(flat(run.model), flat(runs[0].model), rtol=1e-4, atol=1e-6)
         assert not any("mine" in row for row in run.state.log_history)
+    with pytest.raises(ValueError, match=r"label_smoothing_factor must be left at 0.0, got 0.1: smooth in your loss"):
+        trainer(given={"loss": own_loss}, label_smoothing_factor=0.1)
 
 
 def test_one_long_record_is_not_told_by_the_trainer(trainer, tmp_path, monkeypatch):
@@ -215,7 +218,7 @@ SAVING = {"save_strategy": "steps", "save_steps": 3, "logging_steps": 3}
 
 
 @pytest.mark.usefixtures("open_umask")
-def test_a_checkpoint_of_the_trainer_can_be_published(trainer, tmp_path):
+def test_a_checkpoint_of_the_trainer_can_be_published(trainer, tmp_path, capsys):
     """The key lies in a file of its own, which another run does not overwrite; diagnostics are raw, and left out."""
     for engine in (0, 1):
         run = trainer({"diagnostics": True}, engine=engine, **SAVING)
@@ -227,6 +230,9 @@ def test_a_checkpoint_of_the_trainer_can_be_published(trainer, tmp_path):
     run.create_model_card()
     card = (tmp_path / "README.md").read_text(encoding="utf-8")
     assert card.endswith(str(run.private.statement()).replace("# ", "## ")) and card.count("ifferentially private") == 1
+    capsys.readouterr()
+    main(["statement", str(tmp_path / "checkpoint-3" / "optimizer.pt"), "--json"])
+    assert json.loads(capsys.readouterr().out)["steps"] == 3
     assert state["key_file"] == key.name and "generator" not in state
     assert state["sampler"] == {"position": 3} and "not_private" not in repr(state["history"])
     assert state["history"][2]["eta"] == run.private.history[2]["eta"]
@@ -236,6 +242,8 @@ def test_a_checkpoint_of_the_trainer_goes_on_bit_for_bit_with_the_key_of_its_run
     whole = trainer(**SAVING)
     whole.train()
     key = check_the_key_lies_alone(tmp_path, whole.private)
+    with pytest.raises(ValueError, match="of a version of hyfreedp that saved the key in it"):
+        whole.optimizer.load_state_dict(whole.private.state_dict())
     checkpoint, resumed = str(tmp_path / "checkpoint-3"), trainer(engine=99)  # the key comes from its file
     torch.manual_seed(99)
     resumed.train(resume_from_checkpoint=checkpoint)
@@ -281,27 +289,39 @@ def test_a_checkpoint_without_the_private_optimizer_is_not_gone_on_with(trainer,
         trainer().train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("max_grad_norm", 0.5),  # clipping that is not ours
-        ("gradient_accumulation_steps", 2),  # batches that are not drawn
-        ("include_num_input_tokens_seen", "all"),  # a log of raw counts
-        ("lr_scheduler_type", "cosine"),  # followed where the rate is fixed
-    ],
-)
-def test_arguments_that_would_change_nothing_are_refused(trainer, name, value):
-    """Each with what to do; where the rate is fixed, its arguments are followed."""
-    with pytest.raises(ValueError, match=rf"{name} must be left (at .*|unset), got .*: \w+") as refusal:
-        trainer(**{name: value})
-    if "'preset': 'fixed'" in str(refusal.value):
-        trainer({"preset": "fixed"}, **{name: value})
+OTHER = {"train_sampling_strategy": "group_by_length", "debug": ["underflow_overflow"], "fsdp": "full_shard"}
+OTHER |= {"dataloader_in_order": False, "max_grad_norm": 0.0, "lr_scheduler_type": "cosine", "data_seed": 0}
+OTHER |= {"include_num_input_tokens_seen": "all"}
 
 
-def test_a_logger_that_would_publish_raw_gradients_is_refused(trainer, monkeypatch):
-    monkeypatch.setenv("WANDB_WATCH", "all")
-    with pytest.raises(ValueError, match="WANDB_WATCH must be unset, got 'all'"):
-        trainer()
+def test_arguments_that_would_change_nothing_are_refused(trainer, monkeypatch):
+    """Each of them alone, and with it what to do; where the rate is fixed, its arguments are followed."""
+    from hyfreedp.integrations.transformers import OF_A_FIXED_RATE, OF_THE_ENVIRONMENT, REFUSED, PrivateTrainer
+
+    with pytest.raises(TypeError, match=r"privacy must be a dictionary of arguments .*, got float"):
+        PrivateTrainer(privacy=3.0)
+    plain = trainer()  # all of them as they are
+    known = {field.name for field in dataclasses.fields(plain.args)}
+    for name in known & {*REFUSED, *OF_A_FIXED_RATE}:
+        old = getattr(plain.args, name)
+        other = OTHER.get(name, not old if isinstance(old, bool) else (old or 1) * 2)
+        arguments = {"model": plain.model, "args": plain.args}
+        setattr(plain.args, name, other)
+        with pytest.raises(ValueError, match=rf"{name} must be left (at .*|unset), got .*: \w+") as refusal:
+            PrivateTrainer(privacy=PRIVACY, **arguments)
+        if name in OF_A_FIXED_RATE:
+            assert "'preset': 'fixed'" in str(refusal.value)
+            PrivateTrainer(privacy=PRIVACY | {"preset": "fixed"}, **arguments)
+        setattr(plain.args, name, old)
+    with pytest.raises(ValueError, match="optimizers must have None for the scheduler: the learning rate is"):
+        PrivateTrainer(privacy=PRIVACY, optimizers=(None, torch.optim.lr_scheduler.LRScheduler), **arguments)
+    plain.args.report_to = ["codecarbon"]
+    with pytest.raises(ValueError, match="report_to must not have 'codecarbon': the energy"):
+        PrivateTrainer(privacy=PRIVACY, **arguments)
+    for name in OF_THE_ENVIRONMENT:
+        with monkeypatch.context() as environment, pytest.raises(ValueError, match=f"{name} must be unset, got 'all'"):
+            environment.setenv(name, "all")
+            trainer()
 
 
 # -- Lightning ---------------------------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """The map over records: what models and losses may do in it, what is computed by a loop, and what is refused."""
 
+import math
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -9,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from models import Example, assert_exact, classifier
 from torch import Tensor, nn
+from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 from twins import Built
 
@@ -45,12 +47,25 @@ def added_in_place(h: Tensor, p: Tensor) -> Tensor:
     return torch.cat([tokens, h], 1)
 
 
+def changed_after_its_use(h: Tensor, p: Tensor) -> Tensor:
+    value = p * 2
+    h = h + value
+    value.mul_(3)
+    return h
+
+
 USES = {  # the parameter's shape, what is done with it and h (1, 5, 6), and why that is not mapped
     "scale": ((6,), lambda h, p: h * p),
+    "from the left": ((6,), lambda h, p: 1 / (1 + p * p) - h),
     "number": ((), lambda h, p: h * p.exp()),
     "in the middle": ((5,), lambda h, p: h * p[:, None]),
     "by index": ((1, 5, 6), lambda h, p: h + p[0]),
     "in place": ((1, 6), lambda h, p: (h + 1).mul_(p)),
+    "where": ((6,), lambda h, p: torch.where(h > 0, p, h)),
+    "expand twice": ((6,), lambda h, p: torch.cat([p.expand(len(h), 1, 6) + 1, h * p], 1)),
+    "rows by number": ((9, 6), lambda h, p: h + p[torch.arange(5) + 2]),
+    "rows looked up": ((9, 6), lambda h, p: h + F.embedding(torch.arange(5).flip(0), p)),
+    "padding": ((9, 6), lambda h, p: h + F.embedding(8 * (h[..., 0] > 0).long(), p, padding_idx=-1)),
     "padding of a computed table": (
         (9, 6),
         lambda h, p: h + F.embedding(8 * (h[..., 0] > 0).long(), p * 2, padding_idx=-1),
@@ -58,15 +73,31 @@ USES = {  # the parameter's shape, what is done with it and h (1, 5, 6), and why
     "written into an output": ((6,), lambda h, p: h * p + torch.add(h.detach(), 1, out=torch.empty_like(h))),
     "changed in place": ((9, 6), changed_in_place),
     "repeated, and added to in place": ((1, 5, 6), added_in_place),
+    "changed after its use": ((6,), changed_after_its_use),
     "set where": ((6,), set_masked, DYNAMIC),
+    "along tokens": ((2, 6), lambda h, p: (h + 1).index_add_(1, torch.tensor([0, 2]), p.expand(len(h), 2, 6))),
+    "filled": ((), lambda h, p: h.masked_fill(h > 1, p)),
     "folded": ((1, 6), lambda h, p: (h.flatten(0, 1) + p).view_as(h)),
+    "windows": ((2, 3), lambda h, p: (h.reshape(-1, 2, 3) * p).view_as(h)),
+    "tokens first": ((6,), lambda h, p: (h.transpose(0, 1) * p).transpose(0, 1)),
+    "sorted tokens": ((5, 6), lambda h, p: h[:, h[0, :, 0].argsort()] * p),
+    "linear": ((6, 6), lambda h, p: F.linear(h, p * 2, p[0])),
     "einsum": ((6, 6), lambda h, p: torch.einsum("btd,de->bte", h, p)),
     "product": ((6, 4), lambda h, p: h @ p @ p.T),
     "batched product": ((1, 2, 3, 3), lambda h, p: (h.view(len(h), 5, 2, 3).transpose(1, 2) @ p).reshape_as(h)),
+    "addmm": ((6, 6), lambda h, p: torch.addmm(p[0], h[0], p)[None]),
     "convolution": ((5, 5, 3), lambda h, p: F.conv1d(h, p - p.mean(), padding=1)),
+    "convolution of one image": ((5, 5, 3), lambda h, p: F.conv1d(h[0], p, padding="same")[None]),
+    "transposed convolution": ((5, 5, 3), lambda h, p: F.conv_transpose1d(h, p, p[0, :, 0], padding=1)),
+    "transposed, of stride 2": ((5, 1, 3), lambda h, p: F.conv_transpose1d(h, p, None, 2, 1, 1, 5)[..., ::2]),
     "bilinear": ((6, 6, 6), lambda h, p: F.bilinear(h, h, p)),
     "prelu": ((5,), F.prelu),
+    "norm": ((6,), lambda h, p: F.layer_norm(h, (6,), p, p + 1)),
+    "group norm": ((5,), lambda h, p: F.group_norm(h, 1, p)),
     "attention": ((1, 1, 5, 5), lambda h, p: F.scaled_dot_product_attention(*[h[:, None]] * 3, attn_mask=p)[:, 0]),
+    "attention of other dimensions": ((5, 5), lambda h, p: F.scaled_dot_product_attention(h[:, None], h, h, p)[:, 0]),
+    "penalty": ((6,), lambda h, p: h + p.square().sum()),
+    "numbers of samples": ((6,), lambda h, p: h.detach() * p),
     "mapped": ((3, 6), lambda h, p: torch.vmap(lambda row: h * row)(p).mean(0), SCRIPT),
 }
 
@@ -84,6 +115,31 @@ def test_every_use_of_a_parameter(use) -> None:
 
 
 # -- layers and models -------------------------------------------------------------------------------------------------
+
+
+class Doubled(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
+
+
+LAYERS = [
+    Doubled(6, 6),
+    parametrizations.weight_norm(nn.Linear(6, 6)),
+    parametrizations.orthogonal(nn.Linear(6, 6)),
+    nn.InstanceNorm1d(5, affine=True),
+    nn.Sequential(nn.Unflatten(1, (5, 1, 1)), nn.Conv3d(5, 5, (1, 1, 3), padding="same")),
+    nn.ConvTranspose1d(5, 5, 3, padding=1),
+    nn.PReLU(5),
+]
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_layers(layer) -> None:
+    model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), layer, nn.Tanh(), nn.Flatten(), nn.Linear(30, 3))
+    example = tokens_of(model)
+    engine = assert_exact(example)
+    model.load_state_dict({name: 2 * value for name, value in model.state_dict().items()}, assign=True)
+    assert_exact(example, engine)  # other parameters, and still exact
 
 
 def empty_and_shared(m: nn.Module, x: Tensor) -> Tensor:
@@ -109,10 +165,28 @@ def routed(m: nn.Module, x: Tensor) -> Tensor:
     return h + out
 
 
+def gated(m: nn.Module, x: Tensor) -> Tensor:
+    """A branch that few records open, in which the tokens come first."""
+    h = m.inner(x).tanh()
+    return m.middle(h.transpose(0, 1)).transpose(0, 1) if x[..., 0].max() > 1 else h
+
+
 def siamese(m: nn.Module, x: Tensor) -> Tensor:
     """Parts of a record in one batch, one after the other."""
     one, other = m.middle(m.inner(torch.cat([x, x.flip(1)]))).chunk(2)
     return (one * other).cumsum(1)
+
+
+def tokens_first(m: nn.Module, x: Tensor) -> Tensor:
+    return m.body(m.inner(x).transpose(0, 1))[0].transpose(0, 1)
+
+
+def slope(m: nn.Module, x: Tensor) -> Tensor:
+    """A gradient within the loss, as in a physics-informed network, whose graph has backward passes in it."""
+    with torch.enable_grad():
+        x = x.detach().requires_grad_(True)
+        (g,) = torch.autograd.grad(m.middle(m.inner(x).tanh()).sum(), x, create_graph=True)
+    return g @ torch.ones(4, 6).to(g)
 
 
 def node_hook(m: nn.Module, x: Tensor) -> Tensor:
@@ -123,7 +197,8 @@ def node_hook(m: nn.Module, x: Tensor) -> Tensor:
 
 
 MODELS = {
-    empty_and_shared: None, recomputed: None, siamese: None, routed: DYNAMIC, node_hook: "NoneType",
+    empty_and_shared: None, recomputed: None, gated: None, siamese: None,
+    tokens_first: None, routed: DYNAMIC, node_hook: "NoneType", slope: GRADIENT,
 }  # fmt: skip
 
 
@@ -132,7 +207,7 @@ MODELS = {
 def test_what_a_model_does_with_its_rows(forward) -> None:
     sizes = {"square": (4, 4), "inner": (4, 6), "middle": (6, 6), "empty": (4, 0), "head": (6, 3)}
     parts = {name: nn.Linear(*size) for name, size in sizes.items()}
-    others = {"table": nn.Embedding(9, 4)}
+    others = {"table": nn.Embedding(9, 4), "body": nn.LSTM(6, 6)}
     model = Built(lambda m, x: m.head(forward(m, x)).mean(1), **parts, **others)
     assert_exact(tokens_of(model), slow=MODELS[forward])
 
@@ -164,11 +239,23 @@ def pieces_of(example: Example) -> int:
 # -- decisions of Python -----------------------------------------------------------------------------------------------
 
 
+def nested(m: nn.Module, x: Tensor, k: Tensor) -> Tensor:
+    """Where numbers are odd, signs count."""
+    if k % 2:
+        return m(x).sum() if x.sum() > 0 else m(-x).square().sum()
+    return 3 * m(x.exp()).sum()
+
+
 def collatz(m: nn.Module, x: Tensor, k: Tensor) -> Tensor:
     steps, k = 1, k.clone()
     while k > 1:
         k, steps = (3 * k + 1 if k % 2 else k // 2), steps + 1
     return m(steps * x).sum()
+
+
+def not_a_number(m: nn.Module, x: Tensor, k: Tensor) -> Tensor:
+    ratio = float(k / k)
+    return m(x).sum() * (2 if math.isnan(ratio) else ratio)
 
 
 def caught(m: nn.Module, x: Tensor, k: Tensor) -> Tensor:
@@ -183,10 +270,14 @@ DECISIONS: dict[str, tuple[Loss, int]] = {
     "if": (lambda m, x, k: m(x).sum() if x.sum() > 0 else m(x).exp().sum(), 2),
     "item": (lambda m, x, k: m(x).sum() * (1 + k.item()), 4),
     "int": (lambda m, x, k: sum(m(x).sum() for _ in range(int(k) + 1)), 4),
+    "tolist": (lambda m, x, k: m(x).sum() * (1 + k.tolist()[0]), 4),
     "index": (lambda m, x, k: [m(x), m(x) * 2, m(x).exp(), m(x).sin()][k].sum(), 4),
     "in": (lambda m, x, k: m(x).sum() * (1 + (0 in k)), 2),
+    "sorted": (lambda m, x, k: m(x).sum() * sorted(torch.cat([k, 2 - k]))[1], 2),
     "without gradients": (lambda m, x, k: m(x).sum() * (1 + torch.no_grad()(lambda: bool(m(x) > 0))()), 2),
+    "nested": (nested, 3),
     "collatz": (collatz, 3),
+    "not a number": (not_a_number, 2),
     "caught": (caught, 4),
 }
 
@@ -235,13 +326,23 @@ def hooked(m: nn.Module, x: Tensor, k: Tensor) -> Tensor:
     return h.square().sum()
 
 
+def penalty(m: nn.Module, x: Tensor, k: Tensor) -> Tensor:
+    """As of a critic, whose slope is to be one."""
+    x = x.clone().requires_grad_(True)
+    (g,) = torch.autograd.grad(m(x).tanh().sum(), x, create_graph=True)
+    return (g.norm() - 1).square()
+
+
 LOSSES: dict[str, tuple[Loss, str | None]] = {  # and why they are not mapped
     "writes into new tensors": (own_zeros, None),
     "a map of tokens": (lambda m, x, k: torch.vmap(lambda row: m(x * row))(x.T).square().sum(), None),
     "a map of parameters": (lambda m, x, k: torch.vmap(lambda row: (x * row).sum())(m.weight).square().sum(), SCRIPT),
     "a gradient": (lambda m, x, k: torch.func.grad(lambda x: m(x).tanh().sum())(x).square().sum(), GRADIENT),
+    "a Jacobian": (lambda m, x, k: torch.func.jacrev(lambda x: m(x).tanh())(x).square().sum(), SCRIPT),
+    "a gradient penalty": (penalty, GRADIENT),
     "a hook": (hooked, OWN),
     "memory": (lambda m, x, k: m(torch.from_numpy(x.numpy())).sum() * (1 + np.asarray(k)[0]), "memory"),
+    "its text": (lambda m, x, k: m(x).sum() * (1 + ("1" in repr(k))), "memory"),
     "changes its record": (lambda m, x, k: m(x.mul_(2)).sum() * k.add_(1), None),
 }
 
@@ -261,14 +362,24 @@ def test_what_a_loss_may_do(name) -> None:
 # -- what is refused ---------------------------------------------------------------------------------------------------
 
 
-def keeps() -> Loss:
+def keeps(detached: bool) -> Loss:
     """Adds what it kept of the record before, or of the batch."""
     kept: list[Tensor] = []
 
     def loss(m: nn.Module, x: Tensor, k: Tensor) -> Tensor:
         if x.sum() < 0:
-            kept.append(m(x).abs())
+            kept.append(x.abs() if detached else m(x).abs())
         return m(x).sum() + sum(one.sum() for one in kept)
+
+    return loss
+
+
+def returns_kept() -> Loss:
+    kept: list[Tensor] = []
+
+    def loss(m: nn.Module, x: Tensor, k: Tensor) -> Tensor:
+        kept.append(m(x).sum())
+        return kept[0]
 
     return loss
 
@@ -280,7 +391,9 @@ def drawn_from(generator: torch.Generator) -> Loss:
 @pytest.mark.parametrize(
     ("loss", "message"),
     [
-        (keeps(), "uses a tensor of another pass"),
+        (keeps(True), "uses a tensor of another pass"),
+        (keeps(False), "uses a tensor of another pass"),
+        (returns_kept(), "uses a tensor of another pass"),
         (drawn_from(torch.Generator()), "a random generator of its own"),
     ],
 )
