@@ -10,7 +10,7 @@ from hyfreedp import HyFreeDPOptimizer
 from hyfreedp.experiments.runs import cells, train
 from hyfreedp.experiments.runs.cells import Spec, read_steps, run_cell
 from hyfreedp.experiments.runs.train import make_run
-from hyfreedp.experiments.store.files import cached, replacing, write_text
+from hyfreedp.experiments.store.files import replacing, write_text
 from hyfreedp.experiments.tables import small_tasks
 from hyfreedp.experiments.tasks.registry import TASKS
 from hyfreedp.experiments.tasks.scores import evaluate, losses_of
@@ -108,21 +108,6 @@ def test_a_validation_record_also_has_the_test_accuracy_of_its_own_model(tmp_pat
             optimizer.step(losses_of(optimizer.module), batch)
     for name, part in (("accuracy", "validation"), ("test_accuracy", "test")):
         assert record[name] == evaluate(optimizer.module, TASKS["digits"].datasets(part)[1]).accuracy
-
-
-def test_a_table_is_computed_once_and_read_back_exactly(tmp_path):
-    calls = []
-
-    def thirds(count, name):
-        calls.append(count)
-        return pd.DataFrame({"name": [name] * count, "value": [i / 3 for i in range(count)]})
-
-    first = cached(tmp_path, thirds, count=4, name="a")
-    again = cached(tmp_path, thirds, name="a", count=4)
-    pd.testing.assert_frame_equal(first, again, check_exact=True)
-    pd.testing.assert_frame_equal(first, thirds(4, "a"), rtol=1e-12)
-    assert len(cached(tmp_path, thirds, count=5, name="a")) == 5
-    assert calls == [4, 4, 5]
 
 
 def test_files_are_whole_or_absent(tmp_path):

@@ -1,15 +1,10 @@
-"""Cells and grids survive what happens to long computations: kills, failures, repetitions, company."""
-
-import os
-import subprocess
-import sys
+"""Cells and grids survive what happens to long computations: kills and repetitions."""
 
 import pandas as pd
 import pytest
 
 from hyfreedp.experiments.runs import cells as run
-from hyfreedp.experiments.runs.cells import read_cell, reader, run_cell, run_cells
-from hyfreedp.experiments.runs.spec import Spec
+from hyfreedp.experiments.runs.cells import read_cell, reader, run_cell
 from hyfreedp.experiments.tables import grid
 from hyfreedp.experiments.tables import plan as comparison
 from hyfreedp.experiments.tables.plan import Learner, Scale
@@ -23,26 +18,6 @@ ALL = SEARCHES + 2
 def small(monkeypatch):
     """Profile smoke with one search, the run that it makes known, and one that needs none."""
     monkeypatch.setitem(comparison.SCALES, "smoke", SCALE)
-
-
-# ---- one cell -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.whole
-def test_of_two_processes_that_want_one_cell_one_trains_it(tmp_path):
-    """Both print the record of the one that trained, its seconds included; nothing else is left."""
-    spec, cells = Spec(method="robust", epsilon=8.0, steps=60), tmp_path / "cells"
-    (tmp_path / "spec.json").write_text(spec.to_json())
-    words = [sys.executable, "-m", "hyfreedp.experiments", "run", str(tmp_path / "spec.json"), "--cells", str(cells)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    started = [subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    lines = [process.communicate()[0] for process in started]
-    assert [process.returncode for process in started] == [0, 0]
-    assert len({line.removeprefix("already there: ") for line in lines}) == 1
-    assert sorted(path.suffix for path in cells.iterdir() if path.suffix != ".lock") == [".csv", ".json"]
-
-
-# ---- the grid -------------------------------------------------------------------------------------------------------
 
 
 def test_the_written_table_is_that_of_the_records(small, tmp_path, capsys):
@@ -81,21 +56,3 @@ def test_an_interrupted_grid_runs_exactly_what_is_missing(small, tmp_path, monke
     assert grid.run("smoke", tmp_path / "cells", tmp_path / "results") == 0
     trained.remove("interrupt")
     assert len(trained) == len(set(trained)) == ALL
-
-
-def test_a_failed_cell_stops_no_other_and_is_named(small, tmp_path, monkeypatch, capsys):
-    bad = comparison.searches(comparison.entries(SCALE))[2]
-
-    def fails(spec, folder):
-        if spec == bad:
-            raise ZeroDivisionError("on purpose")
-        return run_cell(spec, folder)
-
-    monkeypatch.setattr(run, "run_cell", fails)
-    assert grid.run("smoke", tmp_path / "cells", tmp_path / "results") == 1
-    out = capsys.readouterr().out
-    assert f"failed: {bad.key} (digits, mlp, full, vanilla, validation, epsilon 1, rate " in out
-    assert "ZeroDivisionError: on purpose" in out and f"{SEARCHES} runs trained, 0 were there, 1 failed" in out
-    assert "2 numbers, 1 of them still missing" in out
-    with pytest.raises(ZeroDivisionError):
-        run_cells(comparison.searches(comparison.entries(SCALE)), tmp_path / "others")

@@ -56,21 +56,6 @@ def test_other_pre_trained_weights_make_another_cell(monkeypatch):
     assert scratch.key == before[0] and tuned.key != before[1]
 
 
-@pytest.mark.parametrize(
-    ("text", "error", "message"),
-    [
-        ("{", ValueError, "not JSON"),
-        ("[1]", ValueError, "must be a JSON object, got list"),
-        ('{"task": "digits"}', ValueError, "must name its method"),
-        ('{"task": "digits", "method": "robust", "epsilom": 1}', TypeError, "'epsilom'.*did you mean 'epsilon'"),
-        ('{"task": "digits", "method": ["robust"]}', ValueError, "method must be one of"),
-    ],
-)
-def test_what_is_no_spec_is_refused(text, error, message):
-    with pytest.raises(error, match=message):
-        Spec.from_json(text)
-
-
 def test_a_run_has_room_for_a_probe_interval():
     with pytest.raises(ValueError, match="interval must be at most the 4 steps of the run, got 5"):
         Spec(steps=4)

@@ -13,24 +13,8 @@ from scipy import stats
 from hyfreedp.experiments.benchmark import efficiency
 from hyfreedp.experiments.store import plots, verdicts
 from hyfreedp.experiments.store.paths import RESULTS, ROOT
-from hyfreedp.experiments.store.verdicts import Verdict, scoreboard, verdict
+from hyfreedp.experiments.store.verdicts import Verdict
 from hyfreedp.experiments.tables import control, image_classification, looks, paper, small_tasks
-
-
-def test_the_cases_of_a_claim_are_gathered_from_all_notebooks(workspace):
-    made = {
-        "01_first": [Verdict("A", "reproduced", "1", case="far"), Verdict("B", "fails here", "2", case="near")],
-        "02_second": [Verdict("A", "not shown", "3", case="near"), Verdict("B", "fails here", "4", case="far")],
-    }
-    for name, found in made.items():
-        verdict(name, found, parameters={"profile": "smoke"}, inputs=[])
-    workspace.output("smoke").rename(workspace.figures)
-    board = scoreboard(["01_first.ipynb", "02_second.ipynb"], "the paper's").splitlines()
-    links = "[01](01_first.ipynb), [02](02_second.ipynb)"
-    assert board == [
-        *(f"* **not shown** {links} A", "  * far: **reproduced**, 1", "  * near: 3"),
-        *(f"* **fails here** {links} B", "  * near: 2", "  * far: 4"),
-    ]
 
 
 @pytest.mark.parametrize(
