@@ -1,19 +1,115 @@
-"""The course, notebooks 00 to 04: answers are the library's, the students' copy is whole; 00 and 02 need no library."""
+"""The course, notebooks 00 to 04: what it says of other parameters is true of them; 00 and 02 need no library."""
 
 import re
 import subprocess
 import sys
 import zipfile
+from dataclasses import replace
 
 import jupytext
 import nbformat
 import pytest
+from scipy.stats import norm
 
+from hyfreedp import calibrate_noise
+from hyfreedp.accounting.accountants import composed_epsilon
+from hyfreedp.experiments.accounting_of_the_paper import SOUND, Counting, calibrate
 from hyfreedp.experiments.book import exercises, notebooks, students
 from hyfreedp.experiments.book.answers import truth
 from hyfreedp.experiments.store.paths import ROOT
+from hyfreedp.experiments.studies import bias_variance, noise_split
 
 SOURCES = {source.stem: source for source in notebooks.sources(["00", "01", "02", "03", "04"])}
+SECOND = {
+    "00_primer": {"sigma": 2.0, "steps": 5, "rate": 0.3},
+    "01_bias_variance": {"profile": "smoke", "loss_mean": 3.0, "loss_std": 1.0, "batch_sizes": [300, 3000], "seeds": 1},
+    "02_private_step": {"sigma": 2.0, "records": 300, "steps": 30, "seed": 1},
+    "03_noise_split": {"profile": "smoke", "interval": 2, "gamma": 1.05, "seeds": 1},
+}
+NUMBER = r"([-+]?[\d.]+(?:e[-+]\d+)?)"
+
+
+@pytest.fixture
+def said(tmp_path, monkeypatch):
+    """What a notebook prints at its second setting: a function of a sentence to the numbers at the places of its #."""
+    monkeypatch.setenv("HYFREEDP_CELLS", str(tmp_path / "cells"))
+
+    def run(stem):
+        notebooks.execute(SOURCES[stem], tmp_path / "out.ipynb", SECOND[stem])
+        cells = nbformat.read(tmp_path / "out.ipynb", as_version=4).cells
+        printed = [
+            output.text for cell in cells for output in cell.get("outputs", []) if output.output_type == "stream"
+        ]
+
+        def numbers(sentence):
+            found = re.search(re.escape(sentence).replace(r"\#", NUMBER), "".join(printed))
+            assert found, f"{sentence!r} is not in {printed}"
+            return [float(number) for number in found.groups()]
+
+        return numbers
+
+    return run
+
+
+def near(value, digits):
+    """Within a unit of the last of so many printed digits after the point."""
+    return pytest.approx(value, abs=1.01 * 10**-digits)
+
+
+@pytest.mark.whole
+def test_00_says_what_other_noise_costs(said):
+    numbers = said("00_primer")
+    gain = [norm.sf(4 * e + 0.5, 1, 2) - 2.718281828**e * norm.sf(4 * e + 0.5, 0, 2) for e in (0, 1)]
+    assert numbers("noise of 2: delta is # at epsilon 0, # at 1") == [near(gain[0], 2), near(gain[1], 3)]
+    one, many, once, often = (
+        composed_epsilon([(2.0, times)], sample_rate=q, delta=1e-5, accountant="pld")
+        for times, q in ((1, 1.0), (5, 1.0), (1, 0.3), (5, 0.3))
+    )
+    assert numbers("one release costs # at delta = 1e-05, 5 cost #: # times") == [
+        near(one, 2),
+        near(many, 2),
+        near(many / one, 1),
+    ]
+    assert numbers("share 0.3: one release costs # of it, 5 cost #") == [near(once / one, 2), near(often / many, 2)]
+
+
+@pytest.mark.whole
+def test_01_says_where_the_bottom_of_another_u_is(said):
+    numbers = said("01_bias_variance")
+    (sigma,) = numbers("B = 500, sigma_l = #: the mean squared error is least")
+    expected = {
+        size: bias_variance.optimal_threshold(3.0, 1.0, noise_multiplier=sigma, expected_batch_size=size)
+        for size in (300, 500, 3000)
+    }
+    assert numbers("the mean squared error is least at R_l = # nats") == [pytest.approx(expected[500], rel=0.02)]
+    for size in (300, 3000):
+        assert numbers(f"B = {size:,}: the best R_l is # L") == [near(expected[size] / 3.0, 2)]
+
+
+@pytest.mark.whole
+def test_02_says_what_another_run_costs(said):
+    numbers = said("02_private_step")
+    spent = composed_epsilon([(2.0, 30)], sample_rate=0.25, delta=1e-4, accountant="pld")
+    plan = {"target_epsilon": 3.0, "target_delta": 1e-4, "sample_rate": 0.25, "steps": 30}
+    split = calibrate_noise(**plan, probe="losses", interval=5, gamma=1.02)
+    assert numbers("its epsilon is #; at epsilon = 3 it would bear # times") == [
+        near(spent, 1),
+        near(split.sigma_gradient / 2, 1),
+    ]
+    assert numbers("sigma_g = #, on steps with a probe #") == [
+        near(split.sigma_gradient, 2),
+        near(split.sigma_gradient_probe, 2),
+    ]
+
+
+@pytest.mark.whole
+def test_03_says_what_another_pair_costs(said):
+    numbers = said("03_noise_split")
+    assert numbers("the gradient noise rises by #% at every K") == [near(5.0, 1)]
+    budget = noise_split.DataSet("", 50_000, 1000, 1).budget(0.5)
+    pair = calibrate(**budget, interval=2, gamma=1.05, counting=Counting("rdp", "independent"))
+    true = SOUND.epsilon(replace(pair, accountant="pld"), coarseness=noise_split.COARSENESS)
+    assert numbers("the paper's pair for epsilon = 0.5 really costs #,") == [near(true, 2)]
 
 
 @pytest.mark.parametrize(
