@@ -44,6 +44,10 @@ def unchanged(module: nn.Module, *, by_value: bool = False) -> Iterator[None]:
             for held, before in differing:
                 held.clear()
                 (held.extend if isinstance(held, list) else held.update)(before)
+        for (layer, name), t in buffers.items():
+            if isinstance(layer, torch.jit.ScriptModule) and layer._buffers[name] is not t:
+                setattr(layer, name, t)
+                changed.append((layer, name))
         for p, required in require_gradients:
             p.requires_grad_(required)
         for place, tensor, version in versions:

@@ -11,7 +11,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from hyfreedp.errors import Refused
-from hyfreedp.gradients.operations import DECISIONS, asked, tensors_in, written
+from hyfreedp.gradients.operations import ALIASES, DECISIONS, asked, tensors_in, written
 from hyfreedp.gradients.pieces import Decisions
 
 _seed = torch.default_generator.initial_seed  # of torch's random numbers, as it is now
@@ -75,11 +75,16 @@ class SingleSample(Isolated):
         given = tensors_in(*args, *kwargs.values())
         shared = [t for t in given if not self.is_own(t)]  # also if an operation returns them as they are
         if len(shared) == len(given):
-            return func(*args, **kwargs)
+            result = func(*args, **kwargs)
+            if func in ALIASES:
+                result._alias_of = given[0]
+            return result
         if func in DECISIONS and self.decisions.path:
             self.decisions.answer(asked(func, *args)[1][None])
         result = func(*args, **kwargs)
         for t in written(func, args, kwargs):
-            self.mark(t)
-            self.mark(t._base)  # of which it may be a view
+            one: Any = t
+            while one is not None:  # and that of which it is a view, or shares the memory
+                self.mark(one)
+                one = getattr(one, "_alias_of", one._base)
         return tree_map(lambda t: t if any(t is one for one in shared) else self.mark(t), result)

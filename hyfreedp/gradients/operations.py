@@ -27,6 +27,9 @@ METADATA |= _named("size dim numel is_floating_point __len__", Tensor)
 MEMORY_LAYOUT = _named("stride is_contiguous storage_offset", Tensor)
 HAS_GRADIENT = Tensor.requires_grad.__get__  # type: ignore[attr-defined]
 REQUIRES_GRADIENT = {HAS_GRADIENT, Tensor.requires_grad.__set__, Tensor.requires_grad_}  # type: ignore[attr-defined]
+ALIASES = _attributes("data") | _named("detach", Tensor, torch)  # whose results have no ``_base``
+_IN_PLACE = _named("__setitem__ __iand__ __ior__ __ixor__ __ilshift__ __irshift__", Tensor)
+_IN_PLACE |= {Tensor.data.__set__}  # type: ignore[attr-defined]
 _REACHES_MEMORY = _attributes("data _base")
 _REACHES_MEMORY |= _named("numpy __array__ __dlpack__ untyped_storage __repr__ __format__ __reduce_ex__", Tensor)
 _MISMAPPED = set(  # names of functions that vmap maps wrongly
@@ -75,7 +78,7 @@ def written(func: Any, args: Any, kwargs: dict[str, Any]) -> list[Tensor]:
 def _is_in_place(func: Any) -> bool:
     name = getattr(func, "__name__", "")
     in_place = name.endswith("_") and not name.endswith("__") and func not in REQUIRES_GRADIENT
-    return in_place or func is Tensor.__setitem__
+    return in_place or func in _IN_PLACE
 
 
 def why_unmappable(func: Any, args: Any, kwargs: dict[str, Any]) -> str | None:

@@ -202,6 +202,45 @@ def test_a_layer_that_publishes_more_than_tensors_is_refused():
         wire(nn.Sequential(Keeps(), nn.Linear(8, 2)), classes())
 
 
+class Ema(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.ema = nn.Buffer(torch.zeros(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.ema = 0.9 * self.ema + 0.1 * x.detach().mean(0)
+        return x
+
+
+SHARED_WRITES = {  # into what all samples share; only the first one was not noticed by computing a loss again
+    "flags": lambda shared, x: shared.__ior__((x.abs() > 10).any(0)),
+    "through data": lambda shared, x: shared.data.copy_(x[0] > 10),
+    "through what is detached": lambda shared, x: shared.detach()[:].copy_(x[0] > 10),
+    "as data": lambda shared, x: setattr(shared, "data", x[0] > 10),
+    "by a script, into its buffer": None,
+}
+
+
+@pytest.mark.filterwarnings("ignore:samples are computed one at a time", "ignore:.torch.jit")
+@pytest.mark.parametrize("way", SHARED_WRITES)
+def test_what_all_samples_share_learns_of_none(way):
+    """Flags moved the clipped sum by 7.4 clips; a script's buffer that is assigned to was published."""
+    script = torch.jit.script(Ema()) if "script" in way else nn.Identity()
+    model, shared = nn.Sequential(script, nn.Linear(3, 2)), torch.zeros(3).bool()
+    x = torch.randn(8, 3)
+    x[0] = 50.0
+
+    def loss(record):
+        _ = record.data  # so that it is computed alone
+        if "script" not in way:
+            SHARED_WRITES[way](shared, record.detach())
+        return model(torch.where(shared, -record, record)).square().sum()
+
+    with pytest.raises(Refused, match=r"'0\.ema'" if "script" in way else "of another pass"):
+        make_engine(model, AutomaticClipping()).add(loss, x)
+    assert "script" not in way or not model.state_dict()["0.ema"].any()
+
+
 @pytest.mark.parametrize("kind", ["dynamic", "longrope"])
 def test_frequencies_that_follow_the_longest_record_are_each_records_own(kind):
     from transformers import LlamaConfig, LlamaForCausalLM
