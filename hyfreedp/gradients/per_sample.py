@@ -125,7 +125,8 @@ class OuterProducts(PerSampleGradients):
         return left.flatten(0, 1).T @ right.flatten(0, 1)
 
     def instantiate(self) -> Tensor:
-        return self.left.mT @ self.right
+        """In float32 or wider: the form depends on the number of samples, and half precision would move them all."""
+        return widened(self.left).mT @ widened(self.right)
 
     def select(self, samples: Tensor) -> OuterProducts:
         return OuterProducts(self.left[samples], self._source[samples], self._made)

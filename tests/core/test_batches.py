@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from twins import PRESETS, by_hand, flat, steps
 
 from hyfreedp import token_budget
-from hyfreedp.data.batches import Group, batch_length, groups_of, map_leaves, pieces, stack_records
+from hyfreedp.data.batches import MOST_TOGETHER, Group, batch_length, groups_of, map_leaves, pieces, stack_records
 
 
 class Pair(NamedTuple):
@@ -161,6 +161,10 @@ def test_records_are_not_taken_apart():
 
 def of_lengths(lengths):
     return stack_records({"input_ids": torch.zeros(1, length)} for length in lengths).groups
+
+
+def test_no_piece_has_more_samples_than_float32_sums_bear():
+    assert [len(piece) for piece in pieces(groups_of([torch.zeros(5000)]), None)] == [MOST_TOGETHER, 904]
 
 
 @given(lengths=st.lists(st.integers(0, 9), max_size=40), budget=st.integers(1, 40))
