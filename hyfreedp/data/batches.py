@@ -199,7 +199,7 @@ def leaves(value: Any) -> list[Any]:
 def map_leaves(function: Callable[[Any], Any], value: Any, is_leaf: Callable[[Any], bool] = lambda _: False) -> Any:
     """Copy a structure of mappings, dataclasses, tuples and lists, with ``function`` applied to each leaf."""
     kind: Any = type(value)
-    if is_leaf(value):
+    if isinstance(value, Tensor) or kind in _PLAIN_TYPES or is_leaf(value):
         return function(value)
     named = fields_of(value)
     if named is None and not isinstance(value, list | tuple):
@@ -257,7 +257,7 @@ def _copied(record: Any) -> tuple[list[Tensor], Any]:
     tensors: list[Tensor] = []
 
     def copied(leaf: Any) -> Any:
-        if not _stacks(leaf):
+        if not is_plain(leaf):
             return leaf.clone() if isinstance(leaf, Tensor) else copy.deepcopy(leaf)
         tensors.append(leaf.as_subclass(Tensor).clone())
         return Slot(len(tensors) - 1)
@@ -266,7 +266,7 @@ def _copied(record: Any) -> tuple[list[Tensor], Any]:
     return tensors, form
 
 
-def _stacks(leaf: Any) -> bool:
+def is_plain(leaf: Any) -> bool:
     """Whether a value is a strided tensor with storage of its own."""
     if not isinstance(leaf, Tensor) or leaf.layout is not torch.strided or leaf.is_nested or leaf.is_quantized:
         return False
@@ -275,6 +275,8 @@ def _stacks(leaf: Any) -> bool:
 
 def _key(value: Any, key_of: Callable[[Any], Hashable]) -> Hashable:
     """A key that is equal for values of the same structure whose leaves have equal keys."""
+    if isinstance(value, Tensor) or type(value) in _PLAIN_TYPES:
+        return key_of(value)
     if (named := fields_of(value)) is not None:
         return type(value), *[(_value(name), _key(part, key_of)) for name, part in named.items()]
     if isinstance(value, list | tuple):
@@ -293,6 +295,6 @@ def _value(leaf: Any) -> Hashable:
 
 def _type(leaf: Any) -> Hashable:
     """A key that is equal for leaves that torch's default_collate stacks unchanged; any other's key equals no other."""
-    if _stacks(leaf) or isinstance(leaf, np.ndarray | np.number | np.bool_):
+    if is_plain(leaf) or isinstance(leaf, np.ndarray | np.number | np.bool_):
         return type(leaf), leaf.dtype, leaf.shape
     return type(leaf) if isinstance(leaf, int | float) else object()

@@ -21,13 +21,14 @@ from torch.utils.data import (
     Sampler,
     SequentialSampler,
     Subset,
+    TensorDataset,
     default_collate,
     get_worker_info,
 )
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 from hyfreedp.checks import check_count, made_by
-from hyfreedp.data.batches import map_leaves, of_one_form, stack_records
+from hyfreedp.data.batches import is_plain, map_leaves, of_one_form, stack_records
 from hyfreedp.errors import LOOP_THAT_ENDS, BudgetExhausted
 from hyfreedp.noise import NoiseGenerator
 from hyfreedp.noise.random_states import random_states_of
@@ -141,7 +142,7 @@ class OneByOne(Dataset[Any]):
     Attributes:
         dataset: the user's data set.
         collate: the user's function, called with a list of one record. Only torch's default_collate gets all records,
-            if they have one form; the batch is a plain one then.
+            if they have one form; the batch is a plain one then. Rows of torch's TensorDataset are taken at once.
         device: its random numbers are seeded, too, if no worker process is used.
         owners: the indices of each owner's records, if a sample is an owner; else None.
         records_per_owner: the most records of an owner in a batch, chosen at random; None: all.
@@ -182,6 +183,8 @@ class OneByOne(Dataset[Any]):
         return (drawn.step, len(drawn.rows)), batch
 
     def _default_collated(self, rows: list[int]) -> Any:
+        if type(self.dataset) is TensorDataset and all(map(is_plain, self.dataset.tensors)):
+            return [tensor[torch.tensor(rows, dtype=torch.long)] for tensor in self.dataset.tensors]
         # Copied, as a data set may reuse memory. An empty batch is made from record 0 and gets its first 0 rows.
         records = [map_leaves(_copied, self.dataset[row]) for row in rows or [0]]
         if not of_one_form(records):

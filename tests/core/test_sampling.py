@@ -8,7 +8,7 @@ import pytest
 import torch
 from opacus.data_loader import DPDataLoader
 from scipy import stats
-from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, default_collate
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset, default_collate
 from twins import Made, cross_entropy, make_data, make_private, refused, train
 
 from hyfreedp.data.batches import Records, batch_length, groups_of, map_leaves
@@ -125,6 +125,14 @@ def test_each_record_is_what_collation_makes_of_it_alone(form):
     else:
         assert repr(batch) == repr(default_collate([data[row] for row in rows]))
         assert repr(empty) == repr(map_leaves(lambda tensor: tensor[:0], batch))
+
+
+@pytest.mark.parametrize("rows", [[], [4, 7, 1]])
+def test_the_rows_of_torchs_own_tensors_are_taken_at_once(rows):
+    data = TensorDataset(torch.randn(9, 2, 3).mT, torch.arange(9))
+    batch, _ = fetched(data, rows)
+    expected, _ = fetched(Made(9, data.__getitem__), rows)  # record by record
+    assert repr(batch) == repr(expected)
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------------
