@@ -7,7 +7,7 @@ Each pass must also start from the same state. So plain attributes of layers, bu
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -35,6 +35,8 @@ def unchanged(module: nn.Module, *, by_value: bool = False) -> Iterator[None]:
     versions = [(place, t, t._version) for place, t in (buffers | parameters).items()]
     copies = {place: t.detach().clone() for place, t in (buffers | parameters if by_value else buffers).items()}
     require_gradients = [(p, p.requires_grad) for p in parameters.values()]
+    scripts = [layer for layer in layers if isinstance(layer, torch.jit.ScriptModule)]
+    of_scripts = _tensors(scripts, "_parameters") | _tensors(scripts, "_buffers")
     changed: list[Place] = []
     try:
         yield
@@ -44,8 +46,8 @@ def unchanged(module: nn.Module, *, by_value: bool = False) -> Iterator[None]:
             for held, before in differing:
                 held.clear()
                 (held.extend if isinstance(held, list) else held.update)(before)
-        for (layer, name), t in buffers.items():
-            if isinstance(layer, torch.jit.ScriptModule) and layer._buffers[name] is not t:
+        for (layer, name), t in of_scripts.items():
+            if getattr(layer, name) is not t:
                 setattr(layer, name, t)
                 changed.append((layer, name))
         for p, required in require_gradients:
@@ -80,7 +82,7 @@ def _containers(layer: nn.Module) -> list[Any]:
     return [attributes, *[held for held in attributes.values() if isinstance(held, (dict, list, set))]]
 
 
-def _tensors(layers: list[nn.Module], kind: str) -> dict[Place, Tensor]:
+def _tensors(layers: Iterable[nn.Module], kind: str) -> dict[Place, Tensor]:
     return {(layer, name): t for layer in layers for name, t in getattr(layer, kind).items() if t is not None}
 
 

@@ -203,9 +203,9 @@ def test_a_layer_that_publishes_more_than_tensors_is_refused():
 
 
 class Ema(nn.Module):
-    def __init__(self):
+    def __init__(self, kept):
         super().__init__()
-        self.ema = nn.Buffer(torch.zeros(3))
+        self.ema = kept
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.ema = 0.9 * self.ema + 0.1 * x.detach().mean(0)
@@ -217,7 +217,8 @@ SHARED_WRITES = {  # into what all samples share; only the first one was not not
     "through data": lambda shared, x: shared.data.copy_(x[0] > 10),
     "through what is detached": lambda shared, x: shared.detach()[:].copy_(x[0] > 10),
     "as data": lambda shared, x: setattr(shared, "data", x[0] > 10),
-    "by a script, into its buffer": None,
+    "by a script, into its buffer": lambda: nn.Buffer(torch.zeros(3)),
+    "by a script, into its parameter": lambda: nn.Parameter(torch.zeros(3), requires_grad=False),
 }
 
 
@@ -225,7 +226,7 @@ SHARED_WRITES = {  # into what all samples share; only the first one was not not
 @pytest.mark.parametrize("way", SHARED_WRITES)
 def test_what_all_samples_share_learns_of_none(way):
     """Flags moved the clipped sum by 7.4 clips; a script's buffer that is assigned to was published."""
-    script = torch.jit.script(Ema()) if "script" in way else nn.Identity()
+    script = torch.jit.script(Ema(SHARED_WRITES[way]())) if "script" in way else nn.Identity()
     model, shared = nn.Sequential(script, nn.Linear(3, 2)), torch.zeros(3).bool()
     x = torch.randn(8, 3)
     x[0] = 50.0
