@@ -199,7 +199,7 @@ def leaves(value: Any) -> list[Any]:
 def map_leaves(function: Callable[[Any], Any], value: Any, is_leaf: Callable[[Any], bool] = lambda _: False) -> Any:
     """Copy a structure of mappings, dataclasses, tuples and lists, with ``function`` applied to each leaf."""
     kind: Any = type(value)
-    if isinstance(value, Tensor) or kind in _PLAIN_TYPES or is_leaf(value):
+    if is_leaf(value):
         return function(value)
     named = fields_of(value)
     if named is None and not isinstance(value, list | tuple):
@@ -234,7 +234,7 @@ def pieces(groups: Iterable[Group], size: PhysicalBatchSize) -> list[Group]:
     cut: list[Group] = []
     for group in groups:
         most = size(group.record([tensor[0] for tensor in group.tensors])) if callable(size) else size
-        most = len(group) if size is None else check_count("what max_physical_batch_size returns", most, 1)
+        most = MOST_TOGETHER if size is None else check_count("what max_physical_batch_size returns", most, 1)
         most = min(most, MOST_TOGETHER)
         cut += [group.take(slice(start, start + most)) for start in range(0, len(group), most)]
     return cut
@@ -275,8 +275,6 @@ def is_plain(leaf: Any) -> bool:
 
 def _key(value: Any, key_of: Callable[[Any], Hashable]) -> Hashable:
     """A key that is equal for values of the same structure whose leaves have equal keys."""
-    if isinstance(value, Tensor) or type(value) in _PLAIN_TYPES:
-        return key_of(value)
     if (named := fields_of(value)) is not None:
         return type(value), *[(_value(name), _key(part, key_of)) for name, part in named.items()]
     if isinstance(value, list | tuple):

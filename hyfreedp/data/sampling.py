@@ -183,8 +183,9 @@ class OneByOne(Dataset[Any]):
         return (drawn.step, len(drawn.rows)), batch
 
     def _default_collated(self, rows: list[int]) -> Any:
-        if type(self.dataset) is TensorDataset and all(map(is_plain, self.dataset.tensors)):
-            return [tensor[torch.tensor(rows, dtype=torch.long)] for tensor in self.dataset.tensors]
+        if type(self.dataset) is TensorDataset and all(type(t) is Tensor and is_plain(t) for t in self.dataset.tensors):
+            chosen = torch.tensor(rows, dtype=torch.long)
+            return [tensor[chosen] for tensor in self.dataset.tensors]
         # Copied, as a data set may reuse memory. An empty batch is made from record 0 and gets its first 0 rows.
         records = [map_leaves(_copied, self.dataset[row]) for row in rows or [0]]
         if not of_one_form(records):

@@ -57,7 +57,6 @@ def asked(func: Any, x: Tensor, *arguments: Any) -> tuple[Any, Tensor, tuple[Any
     return func, x, arguments
 
 
-@lru_cache
 def is_ordinary(func: Any) -> bool:
     """Whether nothing is known of an operation here: it makes its result of its arguments, as functorch maps it."""
     known = func in DECISIONS | FACTORIES | MEMORY_LAYOUT | REQUIRES_GRADIENT or isinstance(func, OpOverload)

@@ -47,13 +47,12 @@ def again(committed: Mapping[str, bytes], folder: Path, *, jobs: int = 1) -> lis
     records = {Path(name).stem: json.loads(text) for name, text in committed.items() if name.endswith(".json")}
     drawn = draw(records)
     made = run_cells([spec for _, spec in drawn], folder, jobs=jobs, description="")
-    found = []
+    found, usual = [], spread_over_seeds(records.values())
     for (key, spec), record in zip(drawn, made, strict=True):
         accuracy, recorded = record["accuracy"], records[key]["accuracy"]
         like = [other for other in records.values() if all(other["spec"][n] == getattr(spec, n) for n in _ALIKE)]
         # Few runs may be alike, and those of Prodigy scatter three times as far as others.
-        spread = max(spread_over_seeds(records.values()), spread_over_seeds(like))
-        most = DEVIATIONS * math.sqrt(2) * spread
+        most = DEVIATIONS * math.sqrt(2) * max(usual, spread_over_seeds(like))
         outcome: Literal["equal", "as another seed", "beyond"]
         outcome = "beyond" if abs(accuracy - recorded) > most else "as another seed"
         same_steps = (folder / f"{key}.csv").read_bytes() == committed[f"{key}.csv"]
