@@ -101,6 +101,7 @@ class Pass(Isolated):
         self.anchor = torch.zeros((), requires_grad=True)  # connects layers to the graph whose input needs no gradient
         self._own_factories = own_factories
         self._copies: dict[int, Tensor] = {}  # of parameters, (B, *S), by the parameter's id
+        self.tables: set[int] = set()  # parameters that were used as tables of embeddings, by id
         self._uses: dict[nn.Parameter, list[PerSampleGradients]] | None = None  # only during the backward pass
         self._raised: BaseException | None = None  # by an operation of the loss
         self._checkpoints = False  # whether the model recomputes activations (gradient checkpointing)
@@ -309,10 +310,13 @@ class Pass(Isolated):
         return {p: add_uses(uses_of_p) for p, uses_of_p in uses.items()}
 
     def add(self, p: nn.Parameter, gradients: PerSampleGradients) -> None:
-        """Add the gradients from one use of ``p``, in the fastest form that the memory left allows."""
+        """Add the gradients from one use of ``p``, in the fastest form that the memory left allows.
+
+        Those of a tied table have norms with slack in one form only, so theirs must not depend on how many samples fit.
+        """
         if self._uses is None:
             raise Unmappable("a gradient within the loss")
-        gradients = gradients.cheaper(self.memory_left)
+        gradients = gradients.cheaper(0 if id(p) in self.tables else self.memory_left)
         if isinstance(gradients, Instantiated):
             self.memory_left -= gradients.gradients.numel() * max(4, gradients.gradients.element_size())
         self._uses.setdefault(p, []).append(gradients)

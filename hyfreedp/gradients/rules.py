@@ -83,6 +83,7 @@ def _embedding(
         raise Unmappable("an embedding with padding and max_norm or scale_grad_by_freq")  # functorch ignores padding
     if ids is None:
         return NotImplemented
+    one_pass.tables.add(id(weight))
     entries = len(weight)
     padding = None if padding_idx is None else padding_idx % entries
 

@@ -293,14 +293,28 @@ def test_nothing_is_left_behind(loss) -> None:
     assert all(type(p) is nn.Parameter for p in model.parameters())
 
 
-def test_one_record_more_moves_a_sum_of_equal_ones_by_one_clip():
-    """Where it no longer fits into memory, others' gradients have another form; rounded to bfloat16 they all moved."""
+def rounded_layer(count: int) -> tuple[nn.Module, Tensor]:
+    """Its gradients, in bfloat16, and inputs of equal records; one gradient has 64 x 64 numbers."""
+    x = torch.randn(1, 24, 64).expand(count, 24, 64).to(torch.bfloat16)
+    return nn.Sequential(nn.Linear(64, 64, bias=False), nn.Tanh()).to(torch.bfloat16), x
+
+
+def tied_table(count: int) -> tuple[nn.Module, Tensor]:
+    """Whose norms have some slack for rounding where they are computed from factors; 256 x 64 numbers."""
+    table = nn.Embedding(256, 64)
+    head = nn.Linear(64, 256, bias=False)
+    head.weight = table.weight
+    return nn.Sequential(table, nn.Tanh(), head), torch.randint(256, (1, 32)).expand(count, 32)
+
+
+@pytest.mark.parametrize(("build", "numbers"), [(rounded_layer, 64 * 64), (tied_table, 256 * 64)])
+def test_one_record_more_moves_a_sum_of_equal_ones_by_one_clip(build, numbers):
+    """Where it no longer fits into memory, others' gradients could have another form, and another norm or rounding."""
     torch.manual_seed(0)
-    model, most = nn.Sequential(nn.Linear(64, 64, bias=False), nn.Tanh()).to(torch.bfloat16), 1024
-    x = torch.randn(1, 24, 64).expand(most + 1, 24, 64).to(torch.bfloat16)
-    sums = []
-    for count in (most, most + 1):
-        engine = make_engine(model, AutomaticClipping(), memory_budget=4 * 64 * 64 * most)
-        engine.add(lambda record: model(record).float().square().mean(), x[:count])
+    model, x = build(most := 1024 + 1)
+    signs, sums = torch.ones(most).index_fill(0, torch.tensor(most - 1), -1), []  # the last one's is the opposite
+    for count in (most - 1, most):
+        engine = make_engine(model, AutomaticClipping(), memory_budget=4 * numbers * (most - 1))
+        engine.add(lambda record: record[1] * model(record[0]).float().square().mean(), (x[:count], signs[:count]))
         sums.append(engine.clipped_sums(list(model.parameters()))[0].double())
     assert float((sums[1] - sums[0]).norm()) < 1.0001
