@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader, Subset, TensorDataset
 from hyfreedp import PrivacyEngine
 from hyfreedp.experiments.benchmark import efficiency
 from hyfreedp.experiments.book import committed, notebooks
-from hyfreedp.experiments.studies import loss_noise, persons
-from hyfreedp.experiments.tables import image_classification, language_generation, looks, small_tasks
+from hyfreedp.experiments.studies import loss_noise
+from hyfreedp.experiments.tables import image_classification, looks
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -72,10 +72,6 @@ def image_data_sets(rows):
     return image_classification.markdown_by_data_set(pd.concat([images, digits], ignore_index=True))
 
 
-def text_table(rows):
-    return language_generation.markdown(language_generation.summarise(rows))
-
-
 def test_the_looks_are_those_of_the_record():
     today = pd.read_csv(ROOT / "data" / "results" / "laptop" / "looks.csv")
     page = (ROOT / "docs" / "step_rule.md").read_text(encoding="utf-8")
@@ -85,13 +81,9 @@ def test_the_looks_are_those_of_the_record():
 @pytest.mark.parametrize(
     ("record", "table"),
     [
-        ("laptop/accuracy", small_tasks.markdown),
         ("laptop/image_classification", image_table),
         ("desktop/image_classification", image_places),
         ("desktop/image_classification", image_data_sets),
-        ("desktop/language_generation", text_table),
-        ("laptop/persons", persons.markdown),
-        ("laptop/efficiency", efficiency.markdown),
         ("laptop/efficiency_peers", efficiency.peers),
         ("laptop/efficiency_runs", efficiency.runs),
     ],

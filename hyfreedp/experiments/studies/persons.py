@@ -24,7 +24,7 @@ from tqdm import tqdm
 from hyfreedp import HyFreeDPOptimizer, PrivacyEngine
 from hyfreedp.accounting.composition import epsilon as epsilon_of
 from hyfreedp.experiments.data.image_files import GTSRB_32
-from hyfreedp.experiments.store.files import markdown_table, write_csv
+from hyfreedp.experiments.store.files import write_csv
 from hyfreedp.experiments.store.paths import RESULTS
 from hyfreedp.experiments.store.provenance import one_thread, with_versions
 
@@ -32,12 +32,10 @@ TABLE = RESULTS / "laptop" / "persons.csv"
 EPSILONS, SEEDS, STEPS, RATE, DELTA, MOST = (3.0, 8.0), (0, 1, 2), 60, 0.25, 1e-5, 30
 OWNERS: dict[str, int | None] = {"owners": None, "owners, 4": 4, "owners, 1": 1}  # with how many records at most
 GROUP, TEXTBOOK, RECORD = "records_per_person=30", "epsilon / 30", "record"
-WAYS = {"owners": "`owners=`, all their records"}
-WAYS |= {name: f"`owners=`, `records_per_owner={k}`" for name, k in OWNERS.items() if k}
-WAYS |= {GROUP: f"`{GROUP}`", TEXTBOOK: "a record's epsilon divided by 30", RECORD: "a record's epsilon alone"}
+WAYS = (*OWNERS, GROUP, TEXTBOOK, RECORD)
 CELL = ["data", "way", "epsilon", "seed"]
 Parts = dict[str, tuple[Tensor, Tensor]]
-DATA = {"equal": "30 records each", "unequal": "one person in ten has 30, the others 3"}
+DATA = ("equal", "unequal")  # everyone has 30 records; one person in ten has, the others have 3
 
 
 def features(images: np.ndarray) -> Tensor:
@@ -135,15 +133,5 @@ def shares(rows: pd.DataFrame) -> pd.DataFrame:
     return table.reindex([(epsilon, way) for epsilon in EPSILONS for way in WAYS if (epsilon, way) in table.index])
 
 
-def markdown(rows: pd.DataFrame) -> str:
-    """The table of docs/results.md."""
-    lines = []
-    for (epsilon, way), row in shares(rows).iterrows():
-        noise, accuracy = ([f"{row[f'{what}, {name}']:.1f}" for name in DATA] for what in ("noise", "accuracy"))
-        lines.append([f"{epsilon:g}", f"{row.epsilon_person:.0f}", WAYS[way], ", ".join(noise), *accuracy])
-    equal, unequal = DATA.values()
-    return markdown_table(["epsilon", "of a person", "how", "noise", f"accuracy, {equal}", unequal], lines)
-
-
 if __name__ == "__main__":
-    print(markdown(record()))
+    print(shares(record()).round(1))

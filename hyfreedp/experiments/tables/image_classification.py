@@ -132,7 +132,7 @@ def paired(rows: pd.DataFrame, row: str, *, against: str | None = None, tuning: 
     Returns:
         ``by_place``, the differences, means over seeds, indexed by their data set; ``mean`` over data sets (NaN without
         pairs), and ``low`` and ``high``, its 95 % t interval (NaN for fewer than three data sets): places of one share
-        its images; ``pairs``, and how many of them are ``wins``.
+        its images; and ``pairs``, their number.
     """
     rows = rows if "profile" in rows else rows.assign(profile="")
     other = best_grid(rows) if against is None else rows[rows.row == against].dropna(subset="accuracy")
@@ -145,8 +145,7 @@ def paired(rows: pd.DataFrame, row: str, *, against: str | None = None, tuning: 
     by_place.index = pd.Index([data_set(task) for task in by_place.index.get_level_values("task")], name="data")
     means = by_place.groupby(level=0, sort=False).mean()
     low, high = mean_interval(list(means))
-    found: dict[str, Any] = {"mean": means.mean(), "low": low, "high": high, "by_place": by_place}
-    return found | {"pairs": len(pairs), "wins": int((pairs.difference > 0).sum())}
+    return {"mean": means.mean(), "low": low, "high": high, "by_place": by_place, "pairs": len(pairs)}
 
 
 @dataclass(frozen=True)
@@ -252,8 +251,8 @@ def markdown(rows: pd.DataFrame) -> str:
         found, loss = paired(finite, name), finite.loss[finite.row == name].mean()
         reach = f"{found['by_place'].min():+.1f} to {found['by_place'].max():+.1f}"
         line = [row.title, "yes" if row.covered else "no", f"{found['mean']:+.1f}", reach]
-        lines.append([*line, f"{found['wins']} of {found['pairs']}", "–" if math.isnan(loss) else f"{loss:.2f}"])
-    return f"{markdown_table([*columns, 'better in', 'log loss, nats'], lines)}\n\n{_versions(rows)}"
+        lines.append([*line, "–" if math.isnan(loss) else f"{loss:.2f}"])
+    return f"{markdown_table([*columns, 'log loss, nats'], lines)}\n\n{_versions(rows)}"
 
 
 def _versions(rows: pd.DataFrame) -> str:
@@ -279,16 +278,20 @@ def markdown_by_data_set(rows: pd.DataFrame) -> str:
 
 
 def markdown_by_place(rows: pd.DataFrame) -> str:
-    """Mean accuracy in percent of every method, a column each, at every place, as docs/results.md prints it."""
-    means = 100 * rows.groupby([*PLACE, "row"], sort=False).accuracy.mean()
-    names = [name for name in ROWS if name in set(rows.row)]
-    lines = []
+    """Mean accuracy in percent at every place, as docs/results-images.md prints it.
+
+    Columns are the search over the paper's rates, the best search, and the methods that need none.
+    """
+    titled = {"grid": ROWS["grid"].title, "best": "best search"}
+    titled |= {name: ROWS[name].title for name in ("dadaptation", "prodigy", "hyfreedp_paper", "hyfreedp_robust")}
+    both = pd.concat([rows, best_grid(rows).assign(row="best")])
+    means, lines = 100 * both.groupby([*PLACE, "row"], sort=False).accuracy.mean(), []
     for place in dict.fromkeys(rows[PLACE].itertuples(index=False, name=None)):
         _, task, model, tuning, epsilon = place
-        values = [means.get((*place, name), math.nan) for name in names]
+        values = [means.get((*place, name), math.nan) for name in titled]
         texts = ["–" if math.isnan(value) else f"{value:.1f}" for value in values]
-        lines.append([_place(task, model), TUNING_TITLES[tuning], f"{epsilon:g}", *texts])
-    columns = ["Data", "trained", "epsilon", *(ROWS[name].title for name in names)]
+        lines.append([f"{_place(task, model)}, {tuning}", f"{epsilon:g}", *texts])
+    columns = ["Data, trained", "epsilon", *titled.values()]
     return f"{markdown_table(columns, lines)}\n\n{_versions(rows)}"
 
 

@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from hyfreedp.experiments.runs.cells import reader
 from hyfreedp.experiments.store import archive
-from hyfreedp.experiments.store.files import key_of, markdown_table, write_csv, write_text
+from hyfreedp.experiments.store.files import key_of, write_csv, write_text
 from hyfreedp.experiments.store.paths import workspace
 from hyfreedp.experiments.store.provenance import columns_of, environment
 from hyfreedp.experiments.store.verdicts import COMPARABLE_SCORE, POOR_SCORE, Verdict, Whose, by_data_sets
@@ -168,16 +168,6 @@ def with_paper(summary: pd.DataFrame) -> pd.DataFrame:
     printed = paper.load("gpt2").rename(columns={"value": "paper"})[["epsilon", "method", "metric", "paper"]]
     named = summary.assign(method=summary.row.map({name: row.paper for name, row in ROWS.items()}))
     return named.merge(printed, on=["epsilon", "method", "metric"], how="left").drop(columns="method")
-
-
-def markdown(summary: pd.DataFrame) -> str:
-    """The means of :func:`summarise`, a line per budget and method that has numbers, as docs/results.md prints them."""
-    lines = []
-    for (epsilon, row), cell in summary.dropna(subset="mean").groupby(["epsilon", "row"], sort=False):
-        means = cell.set_index("metric")["mean"].reindex([*METRICS, "perplexity"])
-        texts = ["–" if math.isnan(mean) else f"{mean:.3f}" for mean in means]
-        lines.append([f"{epsilon:g}", TITLES[row], *texts, f"{cell['count'].max()}"])
-    return markdown_table(["epsilon", "Method", *METRICS, "perplexity", "runs"], lines)
 
 
 def judged(summary: pd.DataFrame) -> list[Verdict]:

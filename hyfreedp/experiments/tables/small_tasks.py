@@ -87,7 +87,7 @@ def judged(compared: pd.DataFrame) -> list[Verdict]:
 
 
 def markdown(rows: pd.DataFrame) -> str:
-    """The study as docs/results.md prints it: mean accuracy in percent and, in brackets, points to the grid's best."""
+    """The study in words of the command ``accuracy``: mean accuracy in percent (points to the best of the grid)."""
     columns = {"robust": ("robust", FIRST_RATE), "0.02 with linear decay": REFERENCE}
     columns |= {"paper, from 1e-4": ("paper", FIRST_RATE)}
     table, lines = gaps(rows).set_index(["task", "epsilon", "method", "learning_rate"]).sort_index(), []
