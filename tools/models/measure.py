@@ -61,17 +61,12 @@ def measure(case: Case) -> Finding:
         layer.requires_grad_(False).eval()
     finding.frozen_norms = len(norms)
     batches = [batch(SAMPLES), batch(SAMPLES + 1)]
-    truth = [_gradients(model, b, loss) for b in batches]
-    finding.full, finding.slow, finding.groups = _judge(model, batches, truth, loss)
-    finding.opacus = _opacus(model, batches[0], truth[0], loss)
+    finding.full, finding.slow, finding.groups = _judge(model, batches, loss)
+    finding.opacus = _opacus(model, batches[0], loss)
     if finding.full == "exact":
         finding.first, finding.ratio = _ratios(model, batches[0], loss)
-    few = copy.deepcopy(model)
-    _biases_and_head(few)
-    trained = {n for n, p in few.named_parameters() if p.requires_grad}
-    named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
-    columns = torch.cat([torch.full((p.numel(),), n in trained) for n, p in named])
-    finding.biases, *_ = _judge(few, batches, [t[:, columns] for t in truth], loss)
+    _biases_and_head(model)
+    finding.biases, *_ = _judge(model, batches, loss)
     return finding
 
 
@@ -109,8 +104,9 @@ def _private(model: nn.Module) -> HyFreeDPOptimizer:
     return PrivacyEngine(seed=0).make_private_with_epsilon(module=model, data_loader=loader, **settings)[1]
 
 
-def _judge(model: nn.Module, batches: list[Any], truth: list[Tensor], loss: Loss) -> tuple[str, str, int]:
+def _judge(model: nn.Module, batches: list[Any], loss: Loss) -> tuple[str, str, int]:
     """Whether steps on the batches are those of the true gradients; why they are slow, if they are; and groups."""
+    truth = [_gradients(model, batch, loss) for batch in batches]
     model = copy.deepcopy(model)
     parameters = _trained(model)
     start = [p.detach().clone() for p in parameters]
@@ -134,9 +130,10 @@ def _judge(model: nn.Module, batches: list[Any], truth: list[Tensor], loss: Loss
     return found, slow, 0 if slow else len(partition.pieces)
 
 
-def _opacus(model: nn.Module, batch: Any, truth: Tensor, loss: Loss) -> str:
+def _opacus(model: nn.Module, batch: Any, loss: Loss) -> str:
     from opacus import GradSampleModule
 
+    truth = _gradients(model, batch, loss)
     model = copy.deepcopy(model)
     try:
         loss(GradSampleModule(model, loss_reduction="mean"), *batch).backward()

@@ -1,7 +1,7 @@
 """Public pre-training of our small models, without privacy: ``python tools/weights/pretrain.py RECIPE``.
 
-The result is kept in data/checkpoints. An interrupted run goes on from where it was a minute before at most, and ends
-in the same weights.
+The result is kept in data/checkpoints. An interrupted run goes on from its last whole epoch, and ends in the same
+weights.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -32,23 +33,14 @@ from hyfreedp.experiments.data.grammar import documents, pairs
 from hyfreedp.experiments.models import public_weights as weights
 from hyfreedp.experiments.models.image_models import head, make_model
 from hyfreedp.experiments.models.language_models import make_language_model
-from hyfreedp.experiments.store.files import (
-    key_of,
-    load_checkpoint,
-    replacing,
-    save_checkpoint,
-    write_text,
-)
+from hyfreedp.experiments.store.files import key_of, load_checkpoint, replacing, save_checkpoint, write_text
 from hyfreedp.experiments.store.paths import workspace
 from hyfreedp.experiments.store.provenance import environment, one_thread
 from hyfreedp.experiments.tasks.language_tasks import LANGUAGE_TASKS, shortened, token_losses
 from hyfreedp.experiments.tasks.scores import evaluate
 from hyfreedp.pytorch.devices import CPU, default_device
 
-SAVE_SECONDS = 60.0
 GLYPHS, HELD_OUT_GLYPHS = 20_000, 2_000
-SENTENCES, HELD_OUT_SENTENCES = 12_000, 500
-REPORTS, HELD_OUT_REPORTS = 6_000, 300
 PUBLIC_SEED = 10  # not that of the tokenizer's texts
 _MORE_PACKAGES = ("timm", "safetensors", "matplotlib", "pillow", "transformers", "tokenizers")
 
@@ -132,6 +124,8 @@ class LanguageRecipe(_Recipe):
     """
 
     task: str
+    epochs: int = 6
+    batch_size: int = 64
     weight_decay: float = 0.01
 
     def start(self, corpus: Corpus) -> nn.Module:
@@ -159,25 +153,18 @@ def _tiny_imagenet() -> Corpus:
     return Corpus(arrays.train, arrays.test, f"Tiny ImageNet, {arrays.source}")
 
 
-def _sentences() -> Corpus:
-    found = pairs("public", SENTENCES + HELD_OUT_SENTENCES, PUBLIC_SEED)
-    tokens, labels = encode(own_tokenizer(), found, 256)
-    parts = (tokens[:SENTENCES], labels[:SENTENCES]), (tokens[SENTENCES:], labels[SENTENCES:])
-    return Corpus(*parts, f"sentences of the public domain of our own grammar, seed {PUBLIC_SEED}")
-
-
-def _reports() -> Corpus:
-    found = documents("public", REPORTS + HELD_OUT_REPORTS, PUBLIC_SEED)
-    tokens, labels = encode(own_tokenizer(), found, 2048)
-    parts = (tokens[:REPORTS], labels[:REPORTS]), (tokens[REPORTS:], labels[REPORTS:])
-    return Corpus(*parts, f"reports of the public domain of our own grammar, seed {PUBLIC_SEED}")
+def _texts(make: Callable[..., list[Any]], size: int, held_out: int, longest: int, name: str) -> Corpus:
+    found = make("public", size + held_out, PUBLIC_SEED)
+    tokens, labels = encode(own_tokenizer(), found, longest)
+    parts = (tokens[:size], labels[:size]), (tokens[size:], labels[size:])
+    return Corpus(*parts, f"{name} of the public domain of our own grammar, seed {PUBLIC_SEED}")
 
 
 _GLYPHS: dict[str, Any] = {"corpus": _glyphs, "classes": 10, "epochs": 30, "batch_size": 128, "learning_rate": 2e-3}
 _TINY_IMAGENET: dict[str, Any] = {"corpus": _tiny_imagenet, "classes": 200, "epochs": 60, "learning_rate": 1e-3}
 _TINY_IMAGENET |= {"label_smoothing": 0.1, "pad": 4}
-_SENTENCES: dict[str, Any] = {"corpus": _sentences, "task": "restaurants", "epochs": 6, "batch_size": 64}
-_REPORTS: dict[str, Any] = {"corpus": _reports, "task": "reports", "epochs": 6, "batch_size": 64}
+_SENTENCES: dict[str, Any] = {"corpus": partial(_texts, pairs, 12_000, 500, 256, "sentences"), "task": "restaurants"}
+_REPORTS: dict[str, Any] = {"corpus": partial(_texts, documents, 6_000, 300, 2048, "reports"), "task": "reports"}
 RECIPES: dict[str, Recipe | LanguageRecipe] = {
     "glyphs": Recipe(model="vit8_d64_p4", **_GLYPHS, one_thread=True),
     "tiny_imagenet": Recipe(model="vit32_d192", batch_size=512, **_TINY_IMAGENET),
@@ -194,9 +181,9 @@ def pretrain(name: str, recipe: Recipe | LanguageRecipe, folder: Path, device: t
     corpus = recipe.corpus()
     model = recipe.start(corpus)
     model.to(device)
-    partial = folder / f".{name}-{key_of(recipe.settings)}.ckpt"  # another recipe starts afresh
+    checkpoint = folder / f".{name}-{key_of(recipe.settings)}.ckpt"  # another recipe starts afresh
     with one_thread() if recipe.one_thread else nullcontext():
-        seconds = _train(model, recipe, corpus.train, partial, device)
+        seconds = _train(model, recipe, corpus.train, checkpoint, device)
         round_to_stored(model)
         accuracy = recipe.score(model, corpus.held_out)
     described = recipe.settings | {
@@ -210,61 +197,49 @@ def pretrain(name: str, recipe: Recipe | LanguageRecipe, folder: Path, device: t
         "environment": environment() | {package: version(package) for package in _MORE_PACKAGES},
     }
     save(name, model, described, folder)
-    partial.unlink(missing_ok=True)
+    checkpoint.unlink(missing_ok=True)
     return accuracy
 
 
 def _train(
-    model: nn.Module, recipe: Recipe | LanguageRecipe, train: tuple[Tensor, Tensor], partial: Path, device: torch.device
+    model: nn.Module, recipe: Recipe | LanguageRecipe, train: tuple[Tensor, Tensor], path: Path, device: torch.device
 ) -> float:
+    """Returns the seconds that it took; after each epoch the state is kept in ``path``."""
     features, labels = train
     per_epoch = len(labels) // recipe.batch_size
-    steps = recipe.epochs * per_epoch
     optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.learning_rate, weight_decay=recipe.weight_decay)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, recipe.learning_rate, steps)
-    first, earlier = 0, 0.0
-    if (state := load_checkpoint(partial)) is not None:
-        model.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
-        schedule.load_state_dict(state["schedule"])
-        first, earlier = state["step"], state["seconds"]
-    started = last_saved = time.monotonic()
-    order = np.empty(0, dtype=np.int64)
-    bar = tqdm(range(first, steps), initial=first, total=steps, desc="pre-training", unit="step")
-    for step in bar:
-        epoch, index = divmod(step, per_epoch)
-        if index == 0 or not len(order):
-            order = np.random.default_rng([recipe.seed, epoch]).permutation(len(labels))
-        rows = torch.from_numpy(order[index * recipe.batch_size : (index + 1) * recipe.batch_size])
-        batch, truth = features[rows].to(device), labels[rows].to(device)
-        with torch.autocast(device.type, torch.bfloat16, enabled=device != CPU):
-            loss = recipe.loss(model, batch, truth, step)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        schedule.step()
-        if time.monotonic() - last_saved > SAVE_SECONDS:
-            state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step + 1}
-            state |= {"schedule": schedule.state_dict(), "seconds": earlier + time.monotonic() - started}
-            save_checkpoint(partial, state)
-            last_saved = time.monotonic()
-    return earlier + time.monotonic() - started
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, recipe.learning_rate, recipe.epochs * per_epoch)
+    parts, epochs, seconds = {"model": model, "optimizer": optimizer, "schedule": schedule}, 0, 0.0
+    if (state := load_checkpoint(path)) is not None:
+        for name, part in parts.items():
+            part.load_state_dict(state[name])
+        epochs, seconds = state["epochs"], state["seconds"]
+    for epoch in tqdm(range(epochs, recipe.epochs), desc="pre-training", unit="epoch"):
+        started = time.monotonic()
+        order = torch.from_numpy(np.random.default_rng([recipe.seed, epoch]).permutation(len(labels)))
+        for index, rows in enumerate(order.split(recipe.batch_size)[:per_epoch]):
+            batch, truth = features[rows].to(device), labels[rows].to(device)
+            with torch.autocast(device.type, torch.bfloat16, enabled=device != CPU):
+                loss = recipe.loss(model, batch, truth, epoch * per_epoch + index)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            schedule.step()
+        seconds += time.monotonic() - started
+        state = {name: part.state_dict() for name, part in parts.items()}
+        save_checkpoint(path, state | {"epochs": epoch + 1, "seconds": seconds})
+    return seconds
 
 
 def shifted(images: Tensor, pad: int, random: np.random.Generator) -> Tensor:
     """Each image (of B, C, H, W) shifted by up to ``pad`` pixels either way, zeros moving in, and mirrored or not."""
     count, _, height, width = images.shape
     padded = F.pad(images, (pad, pad, pad, pad))
-    top, left = (torch.from_numpy(random.integers(0, 2 * pad + 1, count)) for _ in range(2))
-    rows = top[:, None] + torch.arange(height)
-    columns = left[:, None] + torch.arange(width)
-    mirrored = torch.from_numpy(random.integers(0, 2, count)).bool()
-    columns = torch.where(mirrored[:, None], columns.flip(1), columns)
-    samples = torch.arange(count)[:, None, None]
-    moved = padded.movedim(1, 3)[
-        samples.to(images.device), rows[:, :, None].to(images.device), columns[:, None, :].to(images.device)
-    ]
-    return moved.movedim(3, 1)
+    top, left = (random.integers(0, 2 * pad + 1, count) for _ in range(2))
+    crops = [image[:, y : y + height, x : x + width] for image, y, x in zip(padded, top, left, strict=True)]
+    mirrored = torch.from_numpy(random.integers(0, 2, count)).bool().to(images.device)[:, None, None, None]
+    moved = torch.stack(crops).contiguous(memory_format=torch.channels_last)
+    return torch.where(mirrored, moved.flip(3), moved)
 
 
 def save(name: str, model: nn.Module, recipe: dict[str, Any], folder: Path) -> None:
