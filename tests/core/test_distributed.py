@@ -14,6 +14,8 @@ import random
 import re
 import subprocess
 import sys
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import NamedTuple
 from unittest import mock
@@ -37,6 +39,7 @@ from hyfreedp.data.sampling import PoissonSampler
 from hyfreedp.gradients import AutomaticClipping
 from hyfreedp.noise import stream as noise
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # of threads that wait for the processes
 PATIENCE = 120  # seconds that a test waits for a job; a hanging process fails the test
 NOISE_BOUND = mock.patch.object(noise, "derive", noise.derive)  # as it is outside these tests
 
@@ -48,52 +51,34 @@ class Raised(NamedTuple):
     message: str
 
 
-def serve(pipe, rank, size, store):
-    """A process: initialises torch.distributed and does the jobs that it is sent until there are none."""
+def join(rank, size, store):
+    """What a process begins with."""
     torch.set_num_threads(1)
     unbind_noise()
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
-    while (request := pickle.loads(pipe.recv_bytes())) is not None:
-        job, arguments = request
-        torch.manual_seed(rank)
-        try:
-            answer = job(rank, **arguments)
-        except Exception as error:
-            answer = Raised(type(error).__name__, str(error))
-        pipe.send_bytes(pickle.dumps(answer))
-    dist.destroy_process_group()
+
+
+def done(job, rank, arguments):
+    torch.manual_seed(rank)
+    try:
+        return job(rank, **arguments)
+    except Exception as error:
+        return Raised(type(error).__name__, str(error))
 
 
 class Team:
     """Processes that stay alive from job to job."""
 
     def __init__(self, size: int, folder: Path) -> None:
-        context = multiprocessing.get_context("fork")  # which imports nothing again
-        self.processes, self.pipes = [], []
-        for rank in range(size):
-            pipe, far_end = context.Pipe()
-            process = context.Process(target=serve, args=(far_end, rank, size, folder / "store"), daemon=True)
-            process.start()
-            far_end.close()
-            self.processes.append(process)
-            self.pipes.append(pipe)
+        fork = multiprocessing.get_context("fork")  # which imports nothing again
+        places = [(rank, size, folder / "store") for rank in range(size)]
+        self.processes = [ProcessPoolExecutor(1, fork, join, place) for place in places]
 
     def start(self, job, **arguments):
-        for pipe in self.pipes:
-            pipe.send_bytes(pickle.dumps((job, arguments)))
-
-    def answer(self, rank):
-        assert self.pipes[rank].poll(PATIENCE), f"rank {rank} hangs"
-        return pickle.loads(self.pipes[rank].recv_bytes())
+        return [process.submit(done, job, rank, arguments) for rank, process in enumerate(self.processes)]
 
     def run(self, job, **arguments):
-        self.start(job, **arguments)
-        return [self.answer(rank) for rank in range(len(self.pipes))]
-
-    def close(self):
-        for pipe, process in zip(self.pipes, self.processes, strict=True):
-            pipe.send_bytes(pickle.dumps(None))
-            process.join(PATIENCE)
+        return [answer.result(PATIENCE) for answer in self.start(job, **arguments)]
 
 
 @pytest.fixture(autouse=True)
@@ -105,7 +90,8 @@ def _comparable(unbound_noise):
 def two(tmp_path_factory):
     team = Team(2, tmp_path_factory.mktemp("two"))
     yield team
-    team.close()
+    for process in team.processes:
+        process.shutdown()
 
 
 # -- jobs --------------------------------------------------------------------------------------------------------------
@@ -345,13 +331,10 @@ def dies(rank):
 @pytest.mark.whole
 def test_a_process_that_dies_is_an_error_at_once(tmp_path):
     """Long before the timeout, which is half an hour here."""
-    team = Team(2, tmp_path)
-    team.start(dies)
-    assert isinstance(team.answer(0), Raised)  # which waits for PATIENCE at most
-    team.processes[1].join(PATIENCE)
-    assert team.processes[1].exitcode == 1
-    team.processes[0].kill()
-    team.processes[0].join(PATIENCE)
+    first, second = Team(2, tmp_path).start(dies)
+    assert isinstance(first.result(PATIENCE), Raised)
+    with pytest.raises(BrokenProcessPool):
+        second.result(PATIENCE)
 
 
 # -- resuming ----------------------------------------------------------------------------------------------------------
