@@ -18,14 +18,6 @@ def test_its_place_is_there_once_and_the_changed_file_compiles(mutant, tmp_path)
     assert all((ROOT / file).is_file() for file in mutant.test_files())
 
 
-def test_a_change_of_the_code_under_a_mutant_is_named(tmp_path):
-    mutant = mutants()[0]
-    (tmp_path / "hyfreedp").mkdir()
-    (tmp_path / "hyfreedp" / "noise.py").write_text(mutant.old * 2)
-    with pytest.raises(ValueError, match=f"mutant '{mutant.name}'.* at one place .* got .'noise.py': 2"):
-        mutant.apply(tmp_path)
-
-
 def test_only_a_test_that_ran_and_failed_kills():
     """Not a module that cannot be imported, nor a fixture, a time limit or an empty selection."""
     assert killed("FAILED tests/test_a.py::test_b - assert 1 == 2")

@@ -110,10 +110,13 @@ def gaussian_delta(mu, eps):
     return math.exp(norm.logcdf(mu / 2 - eps / mu)) - math.exp(eps + norm.logcdf(-mu / 2 - eps / mu))
 
 
-@each(steps=[1, 30, 1000, 10**5], mu=[0.3, 1.0, 3.0], delta=[1e-2, 1e-5, 1e-8, 1e-12, 1e-15])
-def test_without_subsampling_no_epsilon_is_below_that_of_one_gaussian(steps, mu, delta):
-    """T steps of noise sigma are one of sigma / sqrt(T). Above it by the grid's rounding, which grows with T."""
-    found = composed_epsilon([(math.sqrt(steps) / mu, steps)], sample_rate=1.0, delta=delta, accountant="pld")
+@each(steps=[1, 30, 1000, 10**5], mu=[0.3, 1.0, 3.0], delta=[1e-2, 1e-5, 1e-8, 1e-12, 1e-15], records=[1, 2, 3, 1])
+def test_without_subsampling_no_epsilon_is_below_that_of_one_gaussian(steps, mu, delta, records):
+    """T steps of noise sigma are for k records one of sigma / (k sqrt(T)). Above it by rounding, which grows with T."""
+    noise = records * math.sqrt(steps) / mu
+    found = composed_epsilon(
+        [(noise, steps)], sample_rate=1.0, delta=delta, accountant="pld", records_per_person=records
+    )
     exact = optimize.brentq(lambda eps: gaussian_delta(mu, eps) - delta, 0, 100, xtol=1e-13)
     assert exact * (1 - 1e-9) <= found <= exact * (1 + 2e-5 + 1e-4 * steps / 10**5 / mu**2)
 
@@ -180,16 +183,6 @@ def test_a_transform_that_would_be_too_large_is_done_on_a_coarser_grid(monkeypat
     coarse = composed_epsilon([(1000.0, 10**6)], **run)
     exact = optimize.brentq(lambda eps: gaussian_delta(1.0, eps) - 1e-6, 0, 100, xtol=1e-13)
     assert exact <= found <= exact * (1 + 1e-4) and exact <= coarse <= exact * (1 + 4e-3)
-
-
-@each(records=[2, 3], steps=[10, 300, 1], delta=[1e-3, 1e-6, 1e-10])
-def test_without_subsampling_a_persons_records_are_one_gaussian(records, steps, delta):
-    """Never below the exact epsilon: that of noise sigma / (k sqrt(T))."""
-    found = composed_epsilon(
-        [(2 * math.sqrt(steps), steps)], sample_rate=1.0, delta=delta, accountant="pld", records_per_person=records
-    )
-    exact = optimize.brentq(lambda eps: gaussian_delta(records / 2, eps) - delta, 0, 100, xtol=1e-13)
-    assert exact * (1 - 1e-9) <= found <= exact * (1 + 2e-5)
 
 
 @each(records=[1, 2, 5], sample_rate=[0.01, 0.2], sigma=[1.0, 4.0, 0.7])

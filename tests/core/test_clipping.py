@@ -77,11 +77,6 @@ def test_convolution_of_any_shape(groups, kernel, stride, padding, dilation, siz
 # -- batches -----------------------------------------------------------------------------------------------------------
 
 
-def test_unused_parameters_get_zeros() -> None:
-    model = nn.ModuleDict({"used": nn.Linear(3, 1), "spare": nn.Linear(3, 1)}).double()
-    assert_exact(Example(model, (torch.randn(4, 3).double(),), lambda model, x: model["used"](x)[:, 0]))
-
-
 @some_by_the_loop
 @each(poison=[math.nan, math.inf], loop=[False, True], build=EXAMPLES)
 def test_a_sample_that_is_not_finite_contributes_zero(build, loop, poison) -> None:

@@ -8,8 +8,6 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from twins import Built
 
-from hyfreedp.gradients.recurrent import unrolled
-
 # -- attention, which may have its samples in dimension 1 --------------------------------------------------------------
 
 
@@ -115,7 +113,8 @@ def recurrent(kind, packed: bool = False, learned: bool = False, **settings) -> 
         x = m.inner(ids) if first else m.inner(ids).transpose(0, 1)
         if packed:
             x = pack_padded_sequence(x, lengths, batch_first=first, enforce_sorted=False)
-        output, last = m.layer(x, m.start.expand(-1, len(ids), -1) if learned else None)
+        state = m.start.expand(-1, len(ids), -1) if learned else None
+        output, last = m.layer(x, (state, state.flip(0)) if learned and kind is nn.LSTM else state)
         if packed:
             output, _ = pad_packed_sequence(output, batch_first=first, total_length=5)
         output = output if first else output.transpose(0, 1)
@@ -141,6 +140,7 @@ LAYERS = [
     (nn.RNN, {"nonlinearity": "relu"}),
     (nn.LSTM, {"num_layers": 3, "dropout": 1.0, "batch_first": True}),  # between layers, not after the last
     (nn.GRU, {"learned": True, "batch_first": True, "bidirectional": True}),
+    (nn.LSTM, {"learned": True, "num_layers": 2}),
 ]
 
 
@@ -166,12 +166,3 @@ def test_cells(cell, start) -> None:
 
     learned = nn.Parameter(torch.randn(1, 6)) if start else None
     assert_exact(reading(Built(forward, inner=nn.Embedding(9, 4), cell=kind(4, 6, **settings), start=learned)))
-
-
-@pytest.mark.parametrize(("mode", "kind"), [("lstm", nn.LSTM), ("gru", nn.GRU), ("rnn_tanh", nn.RNN)])
-def test_steps_one_by_one_give_what_the_kernels_give(mode, kind) -> None:
-    layer, x, state = kind(4, 6, 2, bidirectional=True), torch.randn(5, 7, 4), torch.randn(4, 7, 6)
-    settings = [weight for weights in layer.all_weights for weight in weights], True, 2, 0.0, True, True
-    given = x, (state, state.flip(0)) if mode == "lstm" else state, *settings, False
-    torch.testing.assert_close(unrolled(mode, *given), getattr(torch, mode)(*given))
-    assert unrolled(mode, x, LENGTHS, state, *settings) is NotImplemented  # a packed sequence

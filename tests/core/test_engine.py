@@ -126,7 +126,7 @@ def test_a_seed_makes_a_run_reproducible():
 
 
 def test_an_engine_gives_every_run_keys_of_its_own():
-    """With a seed they are reproducible in their order, and a refused call takes none (t2_engine_reuse)."""
+    """With a seed they are reproducible in their order, and a refused call takes none."""
     keys = []
     for _ in range(2):
         engine = PrivacyEngine(seed=3)

@@ -1,21 +1,17 @@
 """The paper's accounting: against other people's accountants, the reference numbers of the design, and simulation."""
 
 import math
-import warnings
 
 import numpy as np
 import pytest
 from dp_accounting import ComposedDpEvent, GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
 from dp_accounting.pld import PLDAccountant
-from opacus.accountants import RDPAccountant
 from opacus.accountants.analysis.gdp import eps_from_mu
 from scipy import integrate
 from scipy.stats import laplace, norm
-from splits import effective
 
 from hyfreedp import calibrate_noise, epsilon
 from hyfreedp.experiments.accounting_of_the_paper import (
-    ORDERS,
     SOUND,
     Counting,
     Mechanism,
@@ -85,17 +81,6 @@ def test_independent_pld_is_dp_accountings():
     events = [SelfComposedDpEvent(PoissonSampledDpEvent(0.1, one), count) for one, count in releases]
     reference = PLDAccountant().compose(ComposedDpEvent(events)).get_epsilon(1e-5)
     assert counting.epsilon(split) == pytest.approx(reference, abs=1e-4)
-
-
-def test_rdp_is_opacuss():
-    counting = Counting("rdp", "same_batch")
-    split = calibrate(**REFERENCE.budget(3.0), interval=5, counting=counting)
-    opacus = RDPAccountant()
-    opacus.history = [(split.sigma_gradient, 0.02, 200), (effective(split), 0.02, 50)]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        expected = opacus.get_epsilon(delta=split.target_delta, alphas=list(ORDERS))
-    assert counting.epsilon(split) == pytest.approx(expected, abs=1e-9)
 
 
 @pytest.mark.parametrize("sigma", [math.inf, 1.5])
