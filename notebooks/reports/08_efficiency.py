@@ -199,7 +199,7 @@ if peers is not None:
 # smaller model of the same family stands for each of the paper's.
 
 # %%
-compared = efficiency.beside_paper(paper.load("eff"), {"record": rows}, device)
+compared = efficiency.beside_paper(paper.load("eff"), rows, device)
 plots.save_table(
     compared.round(4),
     "08_efficiency_table",
@@ -316,7 +316,7 @@ Markdown(
 )
 
 # %%
-decided = efficiency.judged(rows, compared, "record")
+decided = efficiency.judged(rows, compared)
 verdict("08_efficiency", decided, parameters=parameters, inputs=["data/paper/eff.csv", origin])
 
 # %% [markdown]
@@ -367,7 +367,7 @@ share = 0.2 * 5 / 2
 check(share, lambda: efficiency.forward_share(1.2, interval=5))
 
 # %% [markdown]
-# 3. Measure one model yourself: `python -m hyfreedp.experiments.benchmark --models vit_d192 --tunings full --rounds 15`. Then run
+# 3. Measure one model yourself: `python -m hyfreedp.experiments.benchmark --parts table --models vit_d192 --tunings full --rounds 15`. Then run
 #    another program meanwhile. Which columns change, and which hardly?
 
 # %% [markdown] tags=["solution"]

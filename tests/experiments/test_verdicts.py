@@ -69,8 +69,8 @@ def recomputed():
     decided = image_classification.judged(rows)
     yield "06_image_classification", [*decided, *control.cases(found), control.against_ours(found, rows)]
     times = pd.read_csv(RESULTS / "laptop" / "efficiency.csv")
-    compared = efficiency.beside_paper(paper.load("eff"), {"record": times}, "cpu")
-    yield "08_efficiency", efficiency.judged(times, compared, "record")
+    compared = efficiency.beside_paper(paper.load("eff"), times, "cpu")
+    yield "08_efficiency", efficiency.judged(times, compared)
     small = small_tasks.judged(small_tasks.gaps(pd.read_csv(RESULTS / "laptop" / "accuracy.csv")))
     today = pd.read_csv(RESULTS / "laptop" / "looks.csv")
     yield "12_first_run", small + looks.judged(looks.gaps(looks.places(), today))

@@ -31,16 +31,16 @@ Step = Callable[[], object]
 
 MAX_GRAD_NORM = 1.0
 _BATCHES = 100  # per epoch; sets the sample rate
-# More steps than any measurement takes, and the quickest accountant: it is asked before the first step only.
-_PLAN: dict[str, Any] = {"target_delta": 1e-6, "steps": 1000, "accountant": "rdp"}
+_PLAN: dict[str, Any] = {"target_delta": 1e-6, "accountant": "rdp"}  # the quickest, asked before the first step only
 
 
 @dataclass(frozen=True)
 class Setup:
-    """What all contenders have in common: the torch optimizer, and the run's target, infinite for none."""
+    """What all contenders have in common: the torch optimizer; the run's target, infinite for none; and its steps."""
 
     optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] = torch.optim.AdamW
     epsilon: float = 3.0
+    steps: int = 1000  # more than any measurement of single steps takes
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def _opacus(work: Workload, setup: Setup, *, mode: str) -> Step:
             optimizer=setup.optimizer(work.trainable),
             criterion=nn.CrossEntropyLoss(),
             data_loader=_loader(work),
-            noise_multiplier=_noise_multiplier(setup.epsilon),
+            noise_multiplier=noise_multiplier(setup.epsilon, setup.steps),
             max_grad_norm=MAX_GRAD_NORM,
             poisson_sampling=False,  # the batch is given
             grad_sample_mode=mode,
@@ -114,7 +114,7 @@ def _opake(work: Workload, setup: Setup) -> Step:
 
     options: Any = {"clipping_norm": MAX_GRAD_NORM, "normalize_by": len(work.inputs), "batch_argnums": (1, 2)}
     clipped, clipping = clipped_grad(loss, **options)
-    noised, noise = gaussian_noise(noise_multiplier=_noise_multiplier(setup.epsilon), key=key(0))
+    noised, noise = gaussian_noise(noise_multiplier=noise_multiplier(setup.epsilon, setup.steps), key=key(0))
 
     def step() -> None:
         nonlocal clipping, noise
@@ -139,7 +139,7 @@ def _fastdp(work: Workload, setup: Setup) -> Step:
 
         size = len(work.inputs)
         run: Any = {"batch_size": size, "sample_size": _BATCHES * size, "epochs": 1, "max_grad_norm": MAX_GRAD_NORM}
-        run |= {"noise_multiplier": _noise_multiplier(setup.epsilon), "clipping_fn": "Abadi"}
+        run |= {"noise_multiplier": noise_multiplier(setup.epsilon, setup.steps), "clipping_fn": "Abadi"}
         optimizer = setup.optimizer(work.trainable)
         Engine(work.module, clipping_mode="MixOpt", **run).attach(optimizer)
 
@@ -152,7 +152,7 @@ def _fastdp(work: Workload, setup: Setup) -> Step:
     return step
 
 
-def _ours(work: Workload, setup: Setup, *, preset: Preset = PRESETS["fixed"], **plan: Any) -> Step:
+def _ours(work: Workload, setup: Setup, *, preset: Preset = PRESETS["fixed"]) -> Step:
     _, optimizer, _ = PrivacyEngine(seed=0).make_private_with_epsilon(
         module=work.module,
         optimizer=setup.optimizer(work.trainable),
@@ -160,8 +160,9 @@ def _ours(work: Workload, setup: Setup, *, preset: Preset = PRESETS["fixed"], **
         target_epsilon=setup.epsilon,
         preset=preset,
         clipping=AbadiClipping(MAX_GRAD_NORM),
+        steps=setup.steps,
         without_guarantee=True,  # the batch is given
-        **_PLAN | plan,
+        **_PLAN,
     )
 
     def loss(batch: tuple[Tensor, Tensor]) -> Tensor:
@@ -193,8 +194,10 @@ def _loader(work: Workload) -> DataLoader:
 
 
 @cache
-def _noise_multiplier(epsilon: float) -> float:
-    return calibrate_noise(target_epsilon=epsilon, sample_rate=1 / _BATCHES, probe="none", **_PLAN).sigma
+def noise_multiplier(epsilon: float, steps: int) -> float:
+    """Of a private run without probes."""
+    plan = _PLAN | {"sample_rate": 1 / _BATCHES, "steps": steps, "probe": "none"}
+    return calibrate_noise(target_epsilon=epsilon, **plan).sigma
 
 
 CONTENDERS: dict[str, Contender] = {
@@ -202,39 +205,12 @@ CONTENDERS: dict[str, Contender] = {
     "opacus_hooks": Contender("Opacus, hooks", partial(_opacus, mode="hooks")),
     "opacus_ghost": Contender("Opacus, ghost clipping", partial(_opacus, mode="ghost")),
     "opacus_functorch": Contender("Opacus, functorch", partial(_opacus, mode="functorch")),
+    "opake": Contender("opake", _opake),
+    "fastdp": Contender("fastDP, book-keeping", _fastdp),
     "ours": Contender("ours, fixed rate", _ours),
-    **{
-        f"ours_k{k}": Contender(
-            f"ours, HyFreeDP K = {k}", partial(_ours, preset=replace(PRESETS["paper"], interval=k)), period=k
-        )
-        for k in (1, 5, 10)
-    },
+    "ours_torch_noise": Contender("ours, PyTorch's noise (unsafe)", _ours_with_torchs_noise),
+    "robust": Contender("ours, preset robust", partial(_ours, preset=PRESETS["robust"])),
 }
-# Peers that no environment of ours installs:
-PEERS = {"opake": Contender("opake", _opake), "fastdp": Contender("fastDP, book-keeping", _fastdp)}
-# On request alone:
-ALL_CONTENDERS = CONTENDERS | PEERS
-ALL_CONTENDERS |= {"ours_torch_noise": Contender("ours, PyTorch's noise (unsafe)", _ours_with_torchs_noise)}
-
-
-def _whole(make: Callable[[Workload, Setup], Step], steps: int) -> Callable[[Workload, Setup], Step]:
-    """A run as one step: it makes all that it needs, first step and checks included, and ends."""
-
-    def all_steps(work: Workload, setup: Setup) -> None:
-        step = make(work.copy(), setup)
-        for _ in range(steps):
-            step()
-
-    return lambda work, setup: partial(all_steps, work, setup)
-
-
-RUN = 100  # steps of a whole run
-RUNS: dict[str, Contender] = {
-    name: Contender(label, _whole(make, RUN))
-    for name, label, make in (
-        ("plain", "plain, not private", _plain),
-        ("opacus_hooks", "Opacus, hooks", partial(_opacus, mode="hooks")),
-        ("ours", "ours, fixed rate", partial(_ours, steps=RUN)),
-        ("robust", "ours, preset robust", partial(_ours, preset=PRESETS["robust"], steps=RUN)),
-    )
-}
+for k in (1, 5, 10):
+    with_probes = partial(_ours, preset=replace(PRESETS["paper"], interval=k))
+    CONTENDERS[f"ours_k{k}"] = Contender(f"ours, HyFreeDP K = {k}", with_probes, period=k)

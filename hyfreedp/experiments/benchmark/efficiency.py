@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
 
-from hyfreedp.experiments.benchmark.contenders import ALL_CONTENDERS, RUNS
+from hyfreedp.experiments.benchmark.cases import RUN
+from hyfreedp.experiments.benchmark.contenders import CONTENDERS
 from hyfreedp.experiments.store.files import markdown_table
 from hyfreedp.experiments.store.verdicts import Outcome, Verdict, by_interval, by_row, span
 
@@ -22,21 +22,16 @@ PAPER_CASES: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
 }
 INTERVALS = (1, 5, 10)
 DRAWN = ("opacus_hooks", "opacus_ghost", "ours")
-GROWTH_CONTENDERS = ("plain", *DRAWN)
-# A model, and the values that one dimension of its shape at a time takes.
-_ON_CPU = {"batch_size": [4, 8, 16, 32, 64], "depth": [1, 2, 4, 8]}
-_ON_CPU |= {"width": [96, 192, 384, 576], "tokens": [17, 65, 145, 257]}
-_ON_GPU = {"batch_size": [8, 16, 32, 64, 128], "depth": [3, 6, 12, 24]}
-_ON_GPU |= {"width": [192, 384, 768, 1152], "tokens": [50, 197, 401, 785]}
-GROWTH: dict[str, tuple[str, dict[str, list[int]]]] = {"laptop": ("vit_d192", _ON_CPU), "gpu": ("vit_small", _ON_GPU)}
 
 
 def relative(rows: pd.DataFrame, contenders: Sequence[str]) -> pd.DataFrame:
     """Time and peak memory of some contenders relative to the plain step of the same case, a line for each."""
-    frame = rows.assign(time=rows.ratio_to_plain, memory=memory_ratio(rows))
+    case = ["model", "tuning", "varied", "value"]
+    plain = rows.peak_mib.where(rows.contender == "plain").groupby([rows[name] for name in case], dropna=False)
+    frame = rows.assign(time=rows.ratio_to_plain, memory=rows.peak_mib / plain.transform("first"))
     frame = frame[frame.contender.isin(contenders)].replace({"contender": labels()})
-    case = ["model", "tuning", "varied", "value", "contender"]
-    return frame.melt(case, ["time", "memory"], var_name="quantity", value_name="ratio").dropna(subset="ratio")
+    frame = frame.melt([*case, "contender"], ["time", "memory"], var_name="quantity", value_name="ratio")
+    return frame.dropna(subset="ratio")
 
 
 def quickest(rows: pd.DataFrame, by: str, contender: str) -> tuple[list[str], list[str]]:
@@ -47,39 +42,30 @@ def quickest(rows: pd.DataFrame, by: str, contender: str) -> tuple[list[str], li
 
 def labels() -> dict[str, str]:
     """Of all contenders, by name."""
-    return {name: contender.label for name, contender in ALL_CONTENDERS.items()}
+    return {name: contender.label for name, contender in CONTENDERS.items()}
 
 
-def memory_ratio(rows: pd.DataFrame) -> pd.Series:
-    """Peak memory of every row relative to the plain step of the same case; NaN where either is missing."""
-    columns = (rows[name].map(str) for name in ("model", "tuning", "varied", "value"))
-    keys = pd.Series(list(zip(*columns, strict=True)), rows.index)
-    plain = rows.contender == "plain"
-    return rows.peak_mib / keys.map(dict(zip(keys[plain], rows.peak_mib[plain], strict=True)))
-
-
-def beside_paper(paper: pd.DataFrame, measured: Mapping[str, pd.DataFrame | None], device: str) -> pd.DataFrame:
-    """Tab. "eff" as ratios to the same private step without HyFreeDP, ours beside the paper's.
+def beside_paper(paper: pd.DataFrame, rows: pd.DataFrame, device: str) -> pd.DataFrame:
+    """Tab. "eff" as ratios to the same private step without HyFreeDP: the ``paper``'s, the ``record``'s and in theory.
 
     Args:
         paper: table "eff" of :mod:`hyfreedp.experiments.tables.paper`.
-        measured: title of a column -> rows of a record or measurement.
-        device: of these, "cpu" or "accelerator".
+        rows: the record.
+        device: of the record, "cpu" or "accelerator".
     """
-    ratios = paper[paper.metric == "ratio"].set_index(["model", "tuning", "method"]).value
-    rows = []
+    printed = paper[paper.metric == "ratio"].set_index(["model", "tuning", "method"]).value
+    measured = rows.set_index(["model", "tuning", "contender"]).ratio_to_ours
+    lines = []
     for (name, tuning), stand_ins in PAPER_CASES.items():
-        model, ours = stand_ins[device]
         for k in INTERVALS:
-            row: dict[str, Any] = {"paper_model": name, "model": model, "tuning": tuning, "interval": k}
-            row["paper"] = float(ratios[name, tuning, f"K={k}"])
-            for title, frame in measured.items():
-                if frame is not None:
-                    found = frame[(frame.model == model) & (frame.tuning == ours) & (frame.contender == f"ours_k{k}")]
-                    row[title] = found.ratio_to_ours.mean()
-            rows.append(row | {"theory": interval_ratio(k, 1 / 3 if tuning == "full" else 1 / 2)})
-    columns = ["paper_model", "model", "tuning", "interval", "paper", *measured, "theory"]
-    return pd.DataFrame(rows).reindex(columns=columns)
+            ratios = {
+                "paper": float(printed[name, tuning, f"K={k}"]),
+                "record": measured.get((*stand_ins[device], f"ours_k{k}"), np.nan),
+                "theory": interval_ratio(k, 1 / 3 if tuning == "full" else 1 / 2),
+            }
+            case = {"paper_model": name, "model": stand_ins[device][0], "tuning": tuning, "interval": k}
+            lines.append(case | ratios)
+    return pd.DataFrame(lines)
 
 
 def interval_ratio(interval: float, forward_share: float) -> float:
@@ -106,12 +92,12 @@ def by_quartiles(rows: pd.DataFrame, ratio: str, most: float) -> Outcome:
     return "fails here" if "fails here" in found else "not shown" if "not shown" in found else "reproduced"
 
 
-def judged(rows: pd.DataFrame, compared: pd.DataFrame, ours: str) -> list[Verdict]:
+def judged(rows: pd.DataFrame, compared: pd.DataFrame) -> list[Verdict]:
     """The paper's formula and sentences of cost, by a record; its own times are of other hardware and judge nothing.
 
     Args:
         rows: the record, of all models.
-        compared: :func:`beside_paper`, with the record in column ``ours``.
+        compared: :func:`beside_paper` of it.
     """
     every = rows.contender.str.extract(r"ours_k(\d+)$")[0].astype(float)
     ratios = rows.assign(interval=every).dropna(subset="interval")
@@ -120,19 +106,13 @@ def judged(rows: pd.DataFrame, compared: pd.DataFrame, ours: str) -> list[Verdic
     full, some = table.xs("full", level="tuning"), table.drop("full", level="tuning")
     far = ratios[(ratios.tuning == "full") & (ratios.interval == FAR)]
     dearer = some[1] - full[1].reindex(some.index, level="model")
-    printed = compared.dropna(subset=ours).groupby("interval").paper.agg(["min", "max"])
-    own = (
-        compared[compared.interval == 1]
-        .pivot(index="paper_model", columns="tuning", values="paper")
-        .dropna(subset="full")
-    )
+    printed = compared.dropna(subset="record").groupby("interval").paper.agg(["min", "max"])
+    own = compared[compared.interval == 1].pivot(index="paper_model", columns="tuning", values="paper")
     own = own.drop(columns="full").sub(own.full, axis=0).stack().dropna()
     falls = (table.diff(axis=1).iloc[:, 1:] < 0).all(axis=1)
     ranges = [
-        f"K = {k}: {table[k].min():.2f} to {table[k].max():.2f} (paper: {low:.2f} to {high:.2f})"
-        for k, low, high in printed.itertuples()
+        f"K = {k}: {span(table[k], '.2f')} (paper: {low:.2f} to {high:.2f})" for k, low, high in printed.itertuples()
     ]
-    shares = forward_share(full[1].min()), forward_share(full[1].max())
     free = rows[(rows.contender == "ours") & (rows.tuning == "full")].ratio_to_plain
     more = ", ".join(f"{name} {100 * (ratio - 1):.1f}" for name, ratio in full[FAR].items())
     return [
@@ -140,7 +120,7 @@ def judged(rows: pd.DataFrame, compared: pd.DataFrame, ours: str) -> list[Verdic
             "§ Efficiency: a probe costs two forward passes, 1 + 2f/K of a step",
             by_row([off <= FITS]),
             f"with f from K = 1 the {len(table)} cases are at most {off:.2f} from it at K = 5 and 10; where all is "
-            f"trained f = {shares[0]:.2f} to {shares[1]:.2f} (the paper's 0.33)",
+            f"trained f = {span([forward_share(ratio) for ratio in full[1]], '.2f')} (the paper's 0.33)",
         ),
         Verdict(
             f"§ Efficiency: less than 7 % more at K = {FAR} (all parameters)",
@@ -150,8 +130,8 @@ def judged(rows: pd.DataFrame, compared: pd.DataFrame, ours: str) -> list[Verdic
         Verdict(
             "§ Efficiency: almost as efficient as optimization without DP (all parameters)",
             by_quartiles(far, "ratio_to_plain", ALMOST),
-            f"{far.ratio_to_plain.min():.2f} to {far.ratio_to_plain.max():.2f} plain steps at K = {FAR}, in this "
-            f"implementation; without probes {free.min():.2f} to {free.max():.2f}",
+            f"{span(far.ratio_to_plain, '.2f')} plain steps at K = {FAR}, in this implementation; without probes "
+            f"{span(free, '.2f')}",
         ),
         Verdict('Tab. "eff": less than twice the time at K = 1', by_row(list(table[1] < 2)), "; ".join(ranges)),
         Verdict(
@@ -168,72 +148,61 @@ def judged(rows: pd.DataFrame, compared: pd.DataFrame, ours: str) -> list[Verdic
     ]
 
 
-# Upper limits: what is compared, contender, reference, limit by tuning.
-GOALS: tuple[tuple[str, str, str, dict[str, float]], ...] = (
-    ("time, to a plain step", "ours", "plain", {"full": 1.30, "biases": 1.03}),
-    ("time, to Opacus ghost clipping", "ours", "opacus_ghost", {"full": 0.65, "biases": 0.62}),
-    ("time, to Opacus hooks", "ours", "opacus_hooks", {"full": 0.85, "biases": 0.97}),
-    ("time with HyFreeDP K = 1, to without", "ours_k1", "ours", {"full": 1.50, "biases": 2.00}),
-    ("time with HyFreeDP K = 5, to without", "ours_k5", "ours", {"full": 1.10, "biases": 1.20}),
-    ("time with HyFreeDP K = 10, to without", "ours_k10", "ours", {"full": 1.05, "biases": 1.10}),
-)
-
-
-def measured_ratio(rows: pd.DataFrame, contender: str, reference: str) -> float:
-    """Time of one contender relative to another in the rows of one model and tuning; NaN if either is missing.
-
-    The median of the rounds' ratios, which are recorded relative to "plain" and "ours"; else the inverse of that of
-    "ours" to the reference.
-    """
-    by_name = rows.set_index("contender")
-    if not {contender, reference} <= set(by_name.index):
-        return np.nan
-    if reference in ("plain", "ours"):
-        return float(by_name[f"ratio_to_{reference}"][contender])
-    return float(1 / by_name.ratio_to_ours[reference])
+GOALS: dict[str, dict[str, float]] = {  # upper limits by tuning
+    "time, to a plain step": {"full": 1.30, "biases": 1.03},
+    "time, to Opacus ghost clipping": {"full": 0.65, "biases": 0.62},
+    "time, to Opacus hooks": {"full": 0.85, "biases": 0.97},
+    "time with HyFreeDP K = 1, to without": {"full": 1.50, "biases": 2.00},
+    "time with HyFreeDP K = 5, to without": {"full": 1.10, "biases": 1.20},
+    "time with HyFreeDP K = 10, to without": {"full": 1.05, "biases": 1.10},
+}
 
 
 def markdown(rows: pd.DataFrame) -> str:
-    """A record as docs/results.md prints it: per goal the limit and the ratio of every model, in bold if above it.
+    """A record as docs/results-cost.md prints it: per goal the limit and each model's ratio, in bold if above it.
 
     What was not measured, or failed, is left out.
     """
-    by_case = dict(list(rows.groupby(["tuning", "model"], sort=False)))
-    models, lines = list(rows.model.unique()), []
-    for goal, contender, reference, limits in GOALS:
+    plain, ours = (
+        rows.pivot(index=["model", "tuning"], columns="contender", values=f"ratio_to_{reference}")
+        for reference in ("plain", "ours")
+    )
+    others = [1 / ours.opacus_ghost, 1 / ours.opacus_hooks, ours.ours_k1, ours.ours_k5, ours.ours_k10]
+    models, lines = rows.model.unique(), []
+    for (goal, limits), ratios in zip(GOALS.items(), [plain.ours, *others], strict=True):
         for tuning, limit in limits.items():
-            cases = [by_case.get((tuning, model), rows[:0]) for model in models]
-            ratios = [measured_ratio(case, contender, reference) for case in cases]
-            cells = ["" if np.isnan(one) else f"**{one:.2f}**" if one > limit else f"{one:.2f}" for one in ratios]
-            if any(cells):
-                lines.append([goal, tuning, f"{limit:.2f}", *cells])
+            found = ratios.reindex([(model, tuning) for model in models])
+            cells = ["" if np.isnan(one) else _bold_if(one > limit, one) for one in found]
+            lines.append([goal, tuning, f"{limit:.2f}", *cells])
     return markdown_table(["Ratio", "Tuning", "Goal", *models], lines)
 
 
+def _bold_if(bold: bool, ratio: float) -> str:
+    return f"**{ratio:.2f}**" if bold else f"{ratio:.2f}"
+
+
 def peers(rows: pd.DataFrame) -> str:
-    """All models with all parameters trained, as docs/results.md prints them: plain steps that each contender takes.
+    """All models as docs/results-cost.md prints them: plain steps that each contender takes.
 
     Ours is bold where it is the quickest private one, and is followed by its first step and by its process's memory.
     """
-    rows = rows[rows.tuning == "full"]
-    shown = [name for name in ("opacus_hooks", "opacus_ghost", "opake", "fastdp") if name in set(rows.contender)]
+    shown = [name for name in dict.fromkeys(rows.contender) if name not in ("plain", "ours")]
     times = rows.pivot(index="model", columns="contender", values="ratio_to_plain").loc[rows.model.unique()]
-    ours = rows[rows.contender == "ours"].set_index("model")
-    plain = rows[rows.contender == "plain"].set_index("model")
+    ours, plain = (rows[rows.contender == name].set_index("model") for name in ("ours", "plain"))
     lines = []
     for model, own in times.iterrows():
         cells = [f"{own[name]:.2f}" if np.isfinite(own[name]) else "fails" for name in shown]
-        cells.append(f"**{own.ours:.2f}**" if own.ours <= own[shown].min() else f"{own.ours:.2f}")
+        cells.append(_bold_if(own.ours <= own[shown].min(), own.ours))
         memory = ours.resident_mib[model] / plain.resident_mib[model]
         cells += [f"{ours.first_to_plain[model]:.1f}", f"{memory:.2f}"]
         lines.append([f"{model}, {ours.batch_size[model]}", *cells])
-    titles = [ALL_CONTENDERS[name].label for name in shown]
+    titles = [labels()[name] for name in shown]
     return markdown_table(["Model, batch", *titles, "ours", "its first step", "memory of its process"], lines)
 
 
 def runs(rows: pd.DataFrame) -> str:
-    """A record of whole runs, as docs/results.md prints it: plain runs that each takes."""
-    names = [name for name in RUNS if name != "plain"]
+    """A record of whole runs, as docs/results-cost.md prints it: plain runs that each takes."""
+    names = [name for name in dict.fromkeys(rows.contender) if name != "plain"]
     times = rows.pivot(index="model", columns="contender", values="ratio_to_plain").loc[rows.model.unique(), names]
     lines = [[model, *(f"{ratio:.2f}" for ratio in own)] for model, own in times.iterrows()]
-    return markdown_table(["100 steps of", *(RUNS[name].label for name in names)], lines)
+    return markdown_table([f"{RUN} steps of", *(labels()[name] for name in names)], lines)

@@ -12,15 +12,14 @@ from __future__ import annotations
 
 import copy
 import math
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from hyfreedp.checks import check_choice
 from hyfreedp.experiments.models.image_models import add_low_rank_updates, vit
 from hyfreedp.noise.random_states import random_states_kept
 
@@ -75,12 +74,7 @@ MODELS: dict[str, Shape] = {
     "mlp_b1000": Shape("mlp", 256, 3, 1, tokens=1, outputs=10, batch_size=1000, tunings=("full",)),
     "convnet_b32": Shape("convnet", 32, 5, 1, tokens=1, outputs=10, batch_size=32, tunings=("full",)),
     "convnet_b128": Shape("convnet", 32, 5, 1, tokens=1, outputs=10, batch_size=128, tunings=("full",)),
-    # for tests and for trying things out
-    "tiny": Shape("vit", 32, 2, 2, tokens=17, outputs=5, batch_size=4, patch=4),
 }
-ON_GPU = ("vit_small", "vit_base", "gpt2", "gpt2_t512", "llama2_7b")
-SMALL = ("mlp_b256", "mlp_b1000", "convnet_b32", "convnet_b128")
-ON_CPU = ("vit_d384", "vit_d192", "gpt2_d256", "llama_d256")
 
 _LORA_TARGETS: dict[Family, str] = {
     "vit": r".*attn\.(qkv|proj)",
@@ -118,31 +112,17 @@ def make_workload(shape: Shape, tuning: Tuning, device: str | torch.device = "cp
     Args:
         tuning: which parameters train: all ("full"), "biases" only, or low-rank updates of attention ("lora").
     """
-    if tuning not in shape.tunings:
-        raise ValueError(f"tuning must be one of {', '.join(map(repr, shape.tunings))} here, got {tuning!r}")
-    with (
-        warnings.catch_warnings(),
-        random_states_kept(torch.device(device)),
-        torch.device(device),
-        _default_dtype(torch.bfloat16 if shape.bfloat16 else None),
-    ):
-        warnings.filterwarnings("ignore", "IProgress not found")  # by libraries that look for notebook widgets
+    check_choice("tuning", tuning, shape.tunings)
+    with random_states_kept(torch.device(device)), torch.device(device):
         torch.manual_seed(0)
         module, inputs, labels = _MAKERS[shape.family](shape)
-        _choose_trainable(module, shape.family, tuning)
+        if tuning == "lora":  # at random: the usual start at zero would leave half of them without a gradient
+            add_low_rank_updates(module, _LORA_TARGETS[shape.family], init_lora_weights=False)
+        else:
+            for name, p in module.named_parameters():
+                frozen = not name.endswith("bias") if tuning == "biases" else name in ("cls_token", "pos_embed")
+                p.requires_grad_(not frozen)
     return Workload(module.train(), inputs, labels)
-
-
-def _choose_trainable(module: nn.Module, family: Family, tuning: Tuning) -> None:
-    if tuning == "lora":
-        add_low_rank_updates(module, _LORA_TARGETS[family])
-        for name, p in module.named_parameters():
-            if "lora_B" in name:  # zero at first, which would leave lora_A without a gradient to compare
-                nn.init.normal_(p, std=0.02)
-        return
-    for name, p in module.named_parameters():
-        free = name in ("cls_token", "pos_embed")
-        p.requires_grad_(name.endswith("bias") if tuning == "biases" else not free)
 
 
 def _vit(shape: Shape) -> tuple[nn.Module, Tensor, Tensor]:
@@ -159,16 +139,26 @@ def _gpt2(shape: Shape) -> tuple[nn.Module, Tensor, Tensor]:
     no_dropout: Any = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
     ends: Any = {"bos_token_id": 0, "eos_token_id": 0, "tie_word_embeddings": False}
     module = GPT2LMHeadModel(GPT2Config(**_sizes(shape), **no_dropout, **ends))
-    _replace(module, Conv1D, _as_linear)
+    for name, layer in list(module.named_modules()):
+        if isinstance(layer, Conv1D):
+            linear = nn.Linear(layer.nx, layer.nf)
+            linear.weight = nn.Parameter(layer.weight.detach().T.contiguous())
+            linear.bias = layer.bias
+            module.set_submodule(name, linear)
     return _NextToken(module), *_token_batch(shape)
 
 
 def _llama(shape: Shape) -> tuple[nn.Module, Tensor, Tensor]:
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import AutoModelForCausalLM, LlamaConfig
     from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-    module = LlamaForCausalLM(LlamaConfig(**_sizes(shape), intermediate_size=shape.hidden))
-    _replace(module, LlamaRMSNorm, _as_rms_norm)
+    sizes = _sizes(shape) | {"torch_dtype": torch.bfloat16 if shape.bfloat16 else torch.float32}
+    module = AutoModelForCausalLM.from_config(LlamaConfig(**sizes, intermediate_size=shape.hidden))
+    for name, layer in list(module.named_modules()):
+        if isinstance(layer, LlamaRMSNorm):
+            norm = nn.RMSNorm(len(layer.weight), eps=layer.variance_epsilon)
+            norm.weight = layer.weight
+            module.set_submodule(name, norm)
     return _NextToken(module), *_token_batch(shape)
 
 
@@ -217,33 +207,3 @@ class _NextToken(nn.Module):
 def _token_batch(shape: Shape) -> tuple[Tensor, Tensor]:
     text = torch.randint(shape.outputs, (shape.batch_size, shape.tokens + 1))
     return text[:, :-1].contiguous(), text[:, 1:].contiguous()
-
-
-def _as_linear(layer: Any) -> nn.Linear:
-    linear = nn.Linear(layer.nx, layer.nf)
-    linear.weight = nn.Parameter(layer.weight.detach().T.contiguous())
-    linear.bias = layer.bias
-    return linear
-
-
-def _as_rms_norm(layer: Any) -> nn.RMSNorm:
-    norm = nn.RMSNorm(len(layer.weight), eps=layer.variance_epsilon)
-    norm.weight = layer.weight
-    return norm
-
-
-def _replace(module: nn.Module, kind: type[nn.Module], make: Callable[[nn.Module], nn.Module]) -> None:
-    for parent in list(module.modules()):
-        for name, child in list(parent.named_children()):
-            if isinstance(child, kind):
-                setattr(parent, name, make(child))
-
-
-@contextmanager
-def _default_dtype(dtype: torch.dtype | None) -> Iterator[None]:
-    present = torch.get_default_dtype()
-    torch.set_default_dtype(dtype or present)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(present)
