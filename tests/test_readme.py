@@ -66,12 +66,6 @@ def image_places(rows):
     return image_classification.markdown_by_place(image_classification.whole_places(rows.assign(profile="desktop")))
 
 
-def image_data_sets(rows):
-    digits = pd.read_csv(ROOT / "data" / "results" / "laptop" / "image_classification.csv").assign(profile="laptop")
-    images = image_classification.whole_places(rows.assign(profile="desktop"))
-    return image_classification.markdown_by_data_set(pd.concat([images, digits], ignore_index=True))
-
-
 def test_the_looks_are_those_of_the_record():
     today = pd.read_csv(ROOT / "data" / "results" / "laptop" / "looks.csv")
     page = (ROOT / "docs" / "step_rule.md").read_text(encoding="utf-8")
@@ -83,7 +77,6 @@ def test_the_looks_are_those_of_the_record():
     [
         ("laptop/image_classification", image_table),
         ("desktop/image_classification", image_places),
-        ("desktop/image_classification", image_data_sets),
         ("laptop/efficiency_peers", efficiency.peers),
         ("laptop/efficiency_runs", efficiency.runs),
     ],

@@ -264,19 +264,6 @@ def titles() -> dict[str, str]:
     return {name: row.title for name, row in ROWS.items()}
 
 
-def markdown_by_data_set(rows: pd.DataFrame) -> str:
-    """:func:`comparisons` as docs/results-images.md prints them, of the methods that all data sets have."""
-    table = comparisons(rows)
-    names = list(dict.fromkeys(name for points in table.by_place for name in points.index))
-    lines = []
-    for one in table.itertuples():
-        means = one.by_place.groupby(level=0).mean().reindex(names)
-        if means.notna().all():
-            interval = f"{one.low:+.1f} to {one.high:+.1f}"
-            lines.append([one.method, *(f"{mean:+.1f}" for mean in means), f"{one.mean:+.1f}", interval])
-    return markdown_table(["Method", *names, "mean", "95 % interval"], lines)
-
-
 def markdown_by_place(rows: pd.DataFrame) -> str:
     """Mean accuracy in percent at every place, as docs/results-images.md prints it.
 
