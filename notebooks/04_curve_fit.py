@@ -60,11 +60,11 @@ from hyfreedp.experiments.book.sliders import sliders
 from hyfreedp.experiments.runs.spec import Spec
 from hyfreedp.experiments.runs.train import make_run
 from hyfreedp.experiments.store import plots
+from hyfreedp.experiments.store.device import default_device
 from hyfreedp.experiments.store.verdicts import Verdict, by_interval, mean_interval, verdict
 from hyfreedp.experiments.tasks.registry import TASKS
 from hyfreedp.look import CLEAR_MARGIN, CLEAR_VOTE, LADDER, PUBLIC_SEED, choose, noise_to_come, public_start
 from hyfreedp.noise import NoiseGenerator
-from hyfreedp.pytorch.devices import default_device
 from hyfreedp.schedule import look_steps
 
 torch.set_num_threads(1)  # enough for a small network, and the numbers do not depend on how many there are

@@ -15,41 +15,11 @@ from typing import Any
 import torch
 
 CPU = torch.device("cpu")
-ACCELERATOR = "accelerator"  # name of any accelerator in options; torch's names differ by maker
-
-
-def default_device() -> torch.device:
-    """The accelerator (CUDA, ROCm, XPU, MPS, as PyTorch was built for), or the CPU where there is none."""
-    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    return CPU if found is None else found
-
-
-def named_device(name: str) -> torch.device:
-    """The device named "cpu", "accelerator", or as in torch, such as "xpu:1"; ValueError if there is none."""
-    here = default_device()
-    count = 0 if here == CPU else torch.accelerator.device_count()
-    if name == CPU.type:
-        return CPU
-    if name == ACCELERATOR and count:
-        return here
-    if name in (here.type, *(f"{here.type}:{index}" for index in range(count))):
-        return torch.device(name)
-    found = f"{count} of type {here.type!r}" if count else "none"
-    raise ValueError(
-        f"device must be 'cpu', {ACCELERATOR!r} or torch's name of one that is available, got {name!r}: torch finds "
-        f"{found} on this machine"
-    )
 
 
 def backend(device: torch.device) -> ModuleType | None:
     """The torch module for a kind of accelerator, such as ``torch.cuda``; None for the CPU."""
     return None if device.type == CPU.type else torch.get_device_module(device)
-
-
-def synchronize(device: torch.device) -> None:
-    """Wait until the device has finished all queued work."""
-    if device.type != CPU.type:
-        torch.accelerator.synchronize(device)
 
 
 def rounds_products() -> bool:

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from hyfreedp.pytorch.devices import CPU, default_device, exact_convolutions, named_device
+from hyfreedp.experiments.store.device import default_device, named_device
+from hyfreedp.pytorch.devices import CPU, exact_convolutions
 
 
 def pytest_addoption(parser):

@@ -33,12 +33,13 @@ from hyfreedp.experiments.data.grammar import documents, pairs
 from hyfreedp.experiments.models import public_weights as weights
 from hyfreedp.experiments.models.image_models import head, make_model
 from hyfreedp.experiments.models.language_models import make_language_model
+from hyfreedp.experiments.store.device import default_device
 from hyfreedp.experiments.store.files import key_of, load_checkpoint, replacing, save_checkpoint, write_text
 from hyfreedp.experiments.store.paths import workspace
 from hyfreedp.experiments.store.provenance import environment, one_thread
 from hyfreedp.experiments.tasks.language_tasks import LANGUAGE_TASKS, shortened, token_losses
 from hyfreedp.experiments.tasks.scores import evaluate
-from hyfreedp.pytorch.devices import CPU, default_device
+from hyfreedp.pytorch.devices import CPU
 
 GLYPHS, HELD_OUT_GLYPHS = 20_000, 2_000
 PUBLIC_SEED = 10  # not that of the tokenizer's texts

@@ -18,9 +18,10 @@ from hyfreedp.experiments.benchmark.cases import PARTS, Case, cases
 from hyfreedp.experiments.benchmark.contenders import CONTENDERS
 from hyfreedp.experiments.benchmark.measure import measure
 from hyfreedp.experiments.benchmark.workloads import MODELS, Tuning
+from hyfreedp.experiments.store.device import named_device
 from hyfreedp.experiments.store.files import write_csv
 from hyfreedp.experiments.store.paths import workspace
-from hyfreedp.pytorch.devices import CPU, named_device
+from hyfreedp.pytorch.devices import CPU
 
 DESCRIPTION = """\
 Measures seconds and peak memory of one training step: plain, by Opacus, by this package, and with HyFreeDP.

@@ -22,8 +22,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hyfreedp.experiments.models import public_weights as weights
+from hyfreedp.experiments.store.device import default_device
 from hyfreedp.noise.random_states import random_states_kept
-from hyfreedp.pytorch.devices import default_device
 
 Tuning = Literal["full", "bitfit", "lora"]
 LORA_RANK = 8  # with scale alpha / r = 1; on the projections of attention (Hu et al., 2022)

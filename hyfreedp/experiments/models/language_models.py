@@ -20,8 +20,8 @@ import torch
 from hyfreedp.experiments.data.encoding import own_tokenizer
 from hyfreedp.experiments.models import public_weights as weights
 from hyfreedp.experiments.models.image_models import Tuning, add_low_rank_updates
+from hyfreedp.experiments.store.device import default_device
 from hyfreedp.noise.random_states import random_states_kept
-from hyfreedp.pytorch.devices import default_device
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

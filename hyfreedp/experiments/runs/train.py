@@ -16,10 +16,10 @@ from hyfreedp.experiments import accounting_of_the_paper
 from hyfreedp.experiments.baselines.adaptive_clipping import AdaptiveClipping
 from hyfreedp.experiments.runs.methods import BASES, METHODS
 from hyfreedp.experiments.runs.spec import Spec
+from hyfreedp.experiments.store.device import default_device
 from hyfreedp.experiments.store.files import load_checkpoint, save_checkpoint
 from hyfreedp.gradients import AbadiClipping, Clipping
 from hyfreedp.noise import NoiseGenerator
-from hyfreedp.pytorch.devices import default_device
 
 CHECKPOINT_SECONDS = 20.0
 EVALUATE_EVERY = 5  # steps, in runs of up to a hundred; longer ones evaluate as often as their task says

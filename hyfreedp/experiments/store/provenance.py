@@ -14,8 +14,9 @@ from typing import Any
 import pandas as pd
 import torch
 
+from hyfreedp.experiments.store.device import default_device
 from hyfreedp.experiments.store.paths import workspace
-from hyfreedp.pytorch.devices import CPU, default_device, hardware
+from hyfreedp.pytorch.devices import CPU, hardware
 
 
 def environment() -> dict[str, str]:
