@@ -3,7 +3,6 @@
 import copy
 import math
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -97,7 +96,7 @@ LEARNING = {
     "in a frozen parameter": ("frozen", lambda layer, mean, call: layer.frozen.data.copy_(mean)),
     "in a frozen parameter through DLPack": (
         "frozen",
-        lambda layer, mean, call: call > 12 and np.from_dlpack(layer.frozen.detach()).fill(float(mean[0])),
+        lambda layer, mean, call: call > 12 and torch.from_dlpack(layer.frozen.detach()).numpy().fill(float(mean[0])),
     ),
     "in a parameter": ("bias", lambda layer, mean, call: layer.bias.data.copy_(mean)),
     "in a parameter, in probes": (
