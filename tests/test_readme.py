@@ -93,21 +93,24 @@ def test_the_tests_that_the_page_of_pitfalls_names_exist():
         assert f"\ndef {name}(" in next((ROOT / "tests").rglob(file)).read_text(encoding="utf-8"), f"{file}::{name}"
 
 
-@pytest.mark.whole
-@pytest.mark.filterwarnings("ignore:samples are computed one at a time")
-def test_the_audit_of_the_usage_page_runs_as_written(capsys):
-    (block,) = programs("docs/usage.md", "An audit of your own script")
+def run(section):
+    """A program of docs/usage.md, on data that it does not make."""
+    (block,) = programs("docs/usage.md", section)
     data = TensorDataset(torch.randn(2000, 20), torch.randint(0, 3, (2000,)))
     names = {"torch": torch, "F": F, "data": data}
     names |= {one.__name__: one for one in (DataLoader, PrivacyEngine, Subset)}
     exec(compile(block, "usage.md", "exec"), names)
+    return block
+
+
+@pytest.mark.whole
+@pytest.mark.filterwarnings("ignore:samples are computed one at a time")
+def test_the_audit_of_the_usage_page_runs_as_written(capsys):
+    run("An audit of your own script")
     assert re.search(r"claimed 3.00, found at least [0-2]\.\d\d .*at most 4\.78", capsys.readouterr().out)
 
 
 @pytest.mark.whole
 def test_the_search_of_the_usage_page_costs_what_it_says(capsys):
-    (block,) = programs("docs/usage.md", "Several runs on the same records")
-    data = TensorDataset(torch.randn(2000, 20), torch.randint(0, 3, (2000,)))
-    names = {"torch": torch, "F": F, "data": data, "DataLoader": DataLoader, "PrivacyEngine": PrivacyEngine}
-    exec(compile(block, "usage.md", "exec"), names)
+    block = run("Several runs on the same records")
     assert re.search(r"  # ([\d.]+), not 3", block)[1] == capsys.readouterr().out.split()[-1]

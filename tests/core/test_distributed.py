@@ -44,13 +44,6 @@ PATIENCE = 120  # seconds that a test waits for a job; a hanging process fails t
 NOISE_BOUND = mock.patch.object(noise, "derive", noise.derive)  # as it is outside these tests
 
 
-class Raised(NamedTuple):
-    """What a job raised, for it need not survive pickling."""
-
-    kind: str
-    message: str
-
-
 def join(rank, size, store):
     """What a process begins with."""
     torch.set_num_threads(1)
@@ -60,10 +53,7 @@ def join(rank, size, store):
 
 def done(job, rank, arguments):
     torch.manual_seed(rank)
-    try:
-        return job(rank, **arguments)
-    except Exception as error:
-        return Raised(type(error).__name__, str(error))
+    return job(rank, **arguments)
 
 
 class Team:
@@ -78,7 +68,7 @@ class Team:
         return [process.submit(done, job, rank, arguments) for rank, process in enumerate(self.processes)]
 
     def run(self, job, **arguments):
-        return [answer.result(PATIENCE) for answer in self.start(job, **arguments)]
+        return [answer.exception(PATIENCE) or answer.result() for answer in self.start(job, **arguments)]
 
 
 @pytest.fixture(autouse=True)
@@ -225,10 +215,9 @@ def unequal(rank, changes):
 def test_processes_with_other_arguments_are_refused(case, two):
     changes, message = UNEQUAL[case]
     answers = two.run(unequal, changes=changes)
-    assert answers[0] == answers[1]
-    assert answers[0].kind == "ValueError"
-    assert answers[0].message.startswith("all processes must be given the same run, but ")
-    assert message in answers[0].message
+    assert repr(answers[0]) == repr(answers[1]) and isinstance(answers[0], ValueError)
+    assert str(answers[0]).startswith("all processes must be given the same run, but ")
+    assert message in str(answers[0])
 
 
 def other_order(rank, *, orders, plain=False):
@@ -249,10 +238,10 @@ def test_processes_whose_records_are_in_another_order_are_refused(two, plain):
     order = list(range(40))
     assert two.run(other_order, orders=[order, order], plain=plain) == [None, None]
     for answer in two.run(other_order, orders=[order, order[1:] + order[:1]], plain=plain):
-        assert answer.kind == "ValueError" and re.match(
+        assert isinstance(answer, ValueError) and re.match(
             r"data_loader must be over the same records in the same order on every process, but record \d+ of rank 0 "
             r"is not that of rank 1: .* sort what lists files .* and seed what splits",
-            answer.message,
+            str(answer),
         )
 
 
@@ -278,7 +267,7 @@ def wrapped(rank, wrapper):
 )
 def test_wrapped_models_are_refused(two, wrapper, message):
     for answer in two.run(wrapped, wrapper=wrapper):
-        assert answer.kind == "ValueError" and re.match(message, answer.message)
+        assert isinstance(answer, ValueError) and re.match(message, str(answer))
 
 
 # -- failures ----------------------------------------------------------------------------------------------------------
@@ -332,9 +321,8 @@ def dies(rank):
 def test_a_process_that_dies_is_an_error_at_once(tmp_path):
     """Long before the timeout, which is half an hour here."""
     first, second = Team(2, tmp_path).start(dies)
-    assert isinstance(first.result(PATIENCE), Raised)
-    with pytest.raises(BrokenProcessPool):
-        second.result(PATIENCE)
+    assert isinstance(first.exception(PATIENCE), RuntimeError)
+    assert isinstance(second.exception(PATIENCE), BrokenProcessPool)
 
 
 # -- resuming ----------------------------------------------------------------------------------------------------------

@@ -11,11 +11,11 @@ from twins import Made, adamw, flat, make_data, make_model, make_private, train
 
 @pytest.fixture(scope="module")
 def trained():
-    """A trained model, the same model untrained, and inputs."""
+    """A trained model in eval mode, the same model untrained, and inputs."""
     model, optimizer, loader = make_private(make_model(dropout=0.1), target_epsilon=3.0)
     plain = make_model(dropout=0.1)
     train(optimizer, loader)
-    return model, plain, make_data().tensors[0]
+    return model.eval(), plain, make_data().tensors[0]
 
 
 def test_the_model_is_what_it_was_but_for_its_weights(trained):
@@ -39,16 +39,14 @@ def test_it_is_saved_and_loaded(trained, whole):
     else:
         again = make_model(dropout=0.1, seed=1)
         again.load_state_dict(torch.load(file))
-    assert torch.equal(again.eval()(x), model.eval()(x)) and not torch.equal(flat(again), flat(plain))
-    model.train()
+    assert torch.equal(again.eval()(x), model(x)) and not torch.equal(flat(again), flat(plain))
 
 
 def test_torch_exports_it(trained):
     model, _, x = trained
     batch = torch.export.Dim("batch", min=2)
-    exported = torch.export.export(model.eval(), (x,), dynamic_shapes=({0: batch},)).module()
+    exported = torch.export.export(model, (x,), dynamic_shapes=({0: batch},)).module()
     assert torch.equal(exported(x[:3]), model(x[:3])) and torch.equal(exported(x), model(x))
-    model.train()
 
 
 @pytest.mark.whole
@@ -58,11 +56,10 @@ def test_onnx_has_it(trained, tmp_path):
     runtime = pytest.importorskip("onnxruntime")
     model, _, x = trained
     shapes = ({0: torch.export.Dim("batch", min=2)},)
-    torch.onnx.export(model.eval(), (x,), str(tmp_path / "model.onnx"), dynamo=True, dynamic_shapes=shapes)
+    torch.onnx.export(model, (x,), str(tmp_path / "model.onnx"), dynamo=True, dynamic_shapes=shapes)
     session = runtime.InferenceSession(str(tmp_path / "model.onnx"))
     (found,) = session.run(None, {session.get_inputs()[0].name: x[:3].numpy()})
     torch.testing.assert_close(torch.from_numpy(found), model(x[:3]).detach(), rtol=1e-6, atol=1e-9)
-    model.train()
 
 
 def test_transformers_saves_and_loads_it(tmp_path):
