@@ -82,22 +82,18 @@ def games(
     runs: int,
 ) -> tuple[pd.DataFrame, list[str]]:
     """:func:`game` on each seed's losses at ``step``, of an observer who draws the others and of one who knows them."""
-    task = TASKS["digits"]
-    observers = {
-        "sees a random batch": ("train", task.batch_size / task.train_size),
-        "knows the others": ("batch", 1.0),
-    }
-    tables, cells = [], []
+    task, tables, cells = TASKS["digits"], [], []
+    common: dict[str, Any] = {"expected_batch_size": task.batch_size, "sigmas": sigmas, "weakenings": weakenings}
     for seed, table in enumerate(probed):
-        for observer, (part, rate) in observers.items():
-            arguments: dict[str, Any] = {
+        for observer, part, rate in (
+            ("sees a random batch", "train", task.batch_size / task.train_size),
+            ("knows the others", "batch", 1.0),
+        ):
+            arguments = common | {
                 "others": losses_of(table, step, part).tolist(),
                 "outlier": losses_of(table, step, "outlier").ravel().tolist(),
                 "distance": distance_of(table, step),
                 "sample_rate": rate,
-                "expected_batch_size": task.batch_size,
-                "sigmas": sigmas,
-                "weakenings": weakenings,
                 "runs": runs,
                 "seed": seed,
             }
@@ -138,18 +134,11 @@ def judge(without: ArrayLike, planted: ArrayLike) -> Score:
     half = negative.size // 2
     values = np.unique(np.concatenate([negative[:half], positive[:half]]))
     candidates = (values[:-1] + values[1:]) / 2 if values.size > 1 else values
-    gains = _share_above(positive[:half], candidates) - _share_above(negative[:half], candidates)
+    below = [np.searchsorted(np.sort(side[:half]), candidates, side="right") / half for side in (negative, positive)]
+    gains = (1 - below[1]) - (1 - below[0])  # by how many more of the planted are above
     best = int(np.argmax(np.abs(gains)))
-    above = gains[best] >= 0
-
-    def positives(etas: np.ndarray) -> int:
-        return int(((etas > candidates[best]) == above).sum())
-
-    return Score(positives(positive[half:]), positives(negative[half:]), negative.size - half)
-
-
-def _share_above(values: np.ndarray, cuts: np.ndarray) -> np.ndarray:
-    return 1 - np.searchsorted(np.sort(values), cuts, side="right") / values.size
+    hits, alarms = (((side[half:] > candidates[best]) == (gains[best] >= 0)).sum() for side in (positive, negative))
+    return Score(int(hits), int(alarms), negative.size - half)
 
 
 def clopper_pearson(successes: int, trials: int, error: float) -> tuple[float, float]:

@@ -82,8 +82,6 @@ def train_with_canaries(
 
 def _with_canaries(images: Tensor, labels: Tensor, canaries: int, random: NoiseGenerator) -> tuple[Tensor, Tensor]:
     """A pixel more per canary; the last records are replaced by canaries."""
-    if not 1 <= canaries < len(labels):
-        raise ValueError(f"canaries must be at least 1 and fewer than the {len(labels)} records, got {canaries}")
     honest = len(labels) - canaries
     marked = F.pad(images, (0, canaries))
     marked[honest:] = 0

@@ -30,9 +30,6 @@ CHUNK = 50_000  # runs that are simulated side by side
 # Thresholds that are tried: quantiles of the scores, evenly spaced on a logarithmic scale towards both tails.
 TAIL_POINTS = 60
 
-# A worst-case record: its losses along the update are at the clip R_l = 1.
-LOSSES = (1.0, 1.0, 1.0)
-
 
 def epsilon_bound(score: Score, delta: float, confidence: float = 0.95) -> float:
     """The epsilon that a release must have at least, given how a threshold fixed beforehand did on it.
@@ -78,8 +75,10 @@ def bounds(runs: pd.DataFrame, deltas: Sequence[float], confidence: float = 0.95
     return pd.DataFrame(rows, columns=["delta", "hits", "alarms", "trials", "lower_bound"])
 
 
-def joint_statistics(*, split: dict[str, Any], runs: int, seed: int) -> pd.DataFrame:
-    """What the gradients and probes of whole runs release about a worst-case record, and only about it.
+def joint_bounds(
+    *, split: dict[str, Any], deltas: list[float], runs: int, seed: int, confidence: float
+) -> pd.DataFrame:
+    """:func:`bounds` by what gradients and probes of whole runs release about a worst-case record, and only about it.
 
     At every step a Poisson sampler says in which runs the record is in the batch. There it moves the gradient by its
     clip along one direction, and each of the three losses by theirs; gradient and probe see the same batch, as in
@@ -101,14 +100,8 @@ def joint_statistics(*, split: dict[str, Any], runs: int, seed: int) -> pd.DataF
         with one_thread():
             absent.append(_whole_runs(plan, size, lambda _: [], generator))
             present.append(_whole_runs(plan, size, sampler.batch, generator))
-    return pd.DataFrame({"without": torch.cat(absent).numpy(), "planted": torch.cat(present).numpy()})
-
-
-def joint_bounds(
-    *, split: dict[str, Any], deltas: list[float], runs: int, seed: int, confidence: float
-) -> pd.DataFrame:
-    """:func:`bounds` of :func:`joint_statistics`, as one function of plain arguments."""
-    return bounds(joint_statistics(split=split, runs=runs, seed=seed), deltas, confidence)
+    statistics = {"without": torch.cat(absent).numpy(), "planted": torch.cat(present).numpy()}
+    return bounds(pd.DataFrame(statistics), deltas, confidence)
 
 
 def _whole_runs(plan: NoiseSplit, runs: int, inside: Callable[[int], list[int]], generator: NoiseGenerator) -> Tensor:
@@ -124,8 +117,8 @@ def _whole_runs(plan: NoiseSplit, runs: int, inside: Callable[[int], list[int]],
         ratio = (size * gradient.double() - 0.5) / sigma**2
         if plan.is_probe_step(t):  # three private mean losses per run: of the record alone, or of an empty batch
             means = privatize_loss(torch.empty(runs, 3, 0), 1.0, plan.sigma_loss, **known)
-            record = torch.tensor(LOSSES)[:, None].expand(len(members), 3, 1)
-            means[members] = privatize_loss(record, 1.0, plan.sigma_loss, **known)
+            losses = torch.ones(len(members), 3, 1)  # of the worst-case record, at the clip R_l = 1
+            means[members] = privatize_loss(losses, 1.0, plan.sigma_loss, **known)
             ratio += ((size * means - 0.5) / plan.sigma_loss**2).sum(1)
         total += torch.log1p(q * torch.expm1(ratio))
     return total

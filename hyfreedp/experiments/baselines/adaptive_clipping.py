@@ -53,7 +53,7 @@ class AdaptiveClipping:
         expected_batch_size: B; set by :meth:`start`.
     """
 
-    threshold: float = INITIAL_THRESHOLD
+    threshold: float
     sigma: float = 0.0
     expected_batch_size: float = 1.0
     _centred_count: float = field(default=0.0, repr=False)  # of this step: +1/2 for a norm within R_g, else -1/2
@@ -65,11 +65,9 @@ class AdaptiveClipping:
 
         ValueError if the batch is so small that the count alone costs more than the budget.
         """
-        self.sigma = sigma
-        self.expected_batch_size = expected_batch_size
+        self.sigma, self.expected_batch_size, self._generator = sigma, expected_batch_size, generator
         if sigma > 0:
             update_noise(sigma, self.count_noise)
-        self._generator = generator
 
     @property
     def count_noise(self) -> float:
@@ -100,9 +98,8 @@ class AdaptiveClipping:
 
     def state_dict(self) -> dict[str, Any]:
         """What changes from step to step."""
-        return {"threshold": self.threshold, "step": self._step, "generator": self._generator.state_dict()}
+        return {"threshold": self.threshold, "step": self._step}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what :meth:`state_dict` gave."""
         self.threshold, self._step = state["threshold"], state["step"]
-        self._generator.load_state_dict(state["generator"])

@@ -1,4 +1,4 @@
-"""Records of cost: beside the paper's table and its model (notebook 08), and against what this package promises."""
+"""Records of cost: beside the paper's table and its model (notebook 08), and as docs/results-cost.md prints them."""
 
 from __future__ import annotations
 
@@ -148,39 +148,6 @@ def judged(rows: pd.DataFrame, compared: pd.DataFrame) -> list[Verdict]:
     ]
 
 
-GOALS: dict[str, dict[str, float]] = {  # upper limits by tuning
-    "time, to a plain step": {"full": 1.30, "biases": 1.03},
-    "time, to Opacus ghost clipping": {"full": 0.65, "biases": 0.62},
-    "time, to Opacus hooks": {"full": 0.85, "biases": 0.97},
-    "time with HyFreeDP K = 1, to without": {"full": 1.50, "biases": 2.00},
-    "time with HyFreeDP K = 5, to without": {"full": 1.10, "biases": 1.20},
-    "time with HyFreeDP K = 10, to without": {"full": 1.05, "biases": 1.10},
-}
-
-
-def markdown(rows: pd.DataFrame) -> str:
-    """A record as docs/results-cost.md prints it: per goal the limit and each model's ratio, in bold if above it.
-
-    What was not measured, or failed, is left out.
-    """
-    plain, ours = (
-        rows.pivot(index=["model", "tuning"], columns="contender", values=f"ratio_to_{reference}")
-        for reference in ("plain", "ours")
-    )
-    others = [1 / ours.opacus_ghost, 1 / ours.opacus_hooks, ours.ours_k1, ours.ours_k5, ours.ours_k10]
-    models, lines = rows.model.unique(), []
-    for (goal, limits), ratios in zip(GOALS.items(), [plain.ours, *others], strict=True):
-        for tuning, limit in limits.items():
-            found = ratios.reindex([(model, tuning) for model in models])
-            cells = ["" if np.isnan(one) else _bold_if(one > limit, one) for one in found]
-            lines.append([goal, tuning, f"{limit:.2f}", *cells])
-    return markdown_table(["Ratio", "Tuning", "Goal", *models], lines)
-
-
-def _bold_if(bold: bool, ratio: float) -> str:
-    return f"**{ratio:.2f}**" if bold else f"{ratio:.2f}"
-
-
 def peers(rows: pd.DataFrame) -> str:
     """All models as docs/results-cost.md prints them: plain steps that each contender takes.
 
@@ -192,7 +159,7 @@ def peers(rows: pd.DataFrame) -> str:
     lines = []
     for model, own in times.iterrows():
         cells = [f"{own[name]:.2f}" if np.isfinite(own[name]) else "fails" for name in shown]
-        cells.append(_bold_if(own.ours <= own[shown].min(), own.ours))
+        cells.append(f"**{own.ours:.2f}**" if own.ours <= own[shown].min() else f"{own.ours:.2f}")
         memory = ours.resident_mib[model] / plain.resident_mib[model]
         cells += [f"{ours.first_to_plain[model]:.1f}", f"{memory:.2f}"]
         lines.append([f"{model}, {ours.batch_size[model]}", *cells])

@@ -5,16 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
-from numpy.typing import ArrayLike
 from scipy import optimize, stats
 
-from hyfreedp import PRESETS, NoiseSplit, calibrate_noise, clipping_bias, normal_clipping_bias
+from hyfreedp import PRESETS, NoiseSplit, calibrate_noise, normal_clipping_bias
 from hyfreedp.experiments.store.files import cached
 from hyfreedp.experiments.studies.noise_split import split_of
 from hyfreedp.experiments.tasks.registry import TASKS
-from hyfreedp.privatize import loss_noise_std
 
 _LAPTOP: dict[str, Any] = {
     "batches": 400,  # simulated batches of normal losses
@@ -59,19 +56,6 @@ def fall_of_noise(folder: Path, budget: dict[str, Any], records: int, small: int
 def calibrated(**arguments: Any) -> pd.DataFrame:
     """One row: the fields of :func:`hyfreedp.calibrate_noise`'s split, and the arguments it was made with."""
     return pd.DataFrame([calibrate_noise(**arguments).to_dict()])
-
-
-def errors(
-    losses: ArrayLike, thresholds: ArrayLike, *, noise_multiplier: float, expected_batch_size: float
-) -> pd.DataFrame:
-    """Bias, noise and their root mean square against R_l, of real losses, whatever their distribution (Theorem 1).
-
-    ``losses`` have shape ``(B,)`` or, of several probes, ``(n, B)``: the bias is then the root mean square of theirs.
-    """
-    biases = np.array([clipping_bias(probe, thresholds) for probe in np.atleast_2d(np.asarray(losses))])
-    bias = np.sqrt(np.mean(biases**2, axis=0))
-    noise = np.asarray(loss_noise_std(thresholds, noise_multiplier, expected_batch_size))
-    return pd.DataFrame({"threshold": thresholds, "bias": bias, "noise": noise, "rmse": np.hypot(bias, noise)})
 
 
 def optimal_threshold(mean: float, std: float, *, noise_multiplier: float, expected_batch_size: float) -> float:

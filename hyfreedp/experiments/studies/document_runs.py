@@ -21,7 +21,7 @@ from hyfreedp.experiments.tables.plan import Learner, Scale, entries
 NO_NOISE = "no_noise"  # a row: the paper's preset without privacy
 NOISELESS_LOSSES = "noiseless_losses"  # a row: with the paper's noise on gradients, and a millionth of it on losses
 METHODS = ("grid", "grid_extended", "reference", "hyfreedp_paper", "hyfreedp_claimed", "hyfreedp_robust")
-TABLE, EPSILON = "desktop/documents.csv", 8.0  # of the committed record
+TABLE, EPSILON, SEEDS = "desktop/documents.csv", 8.0, 3  # of the committed record
 VALUES = ("eta", "loss_threshold", "test_loss")
 EVERY = 3  # steps, of which one is recorded, beside those with an evaluation
 # Marks: the largest rate over the first, the last over the largest; perplexity over the search's, "as well".
@@ -59,9 +59,9 @@ def dynamics(scale: Scale, cells: Path, *, jobs: int) -> pd.DataFrame:
     return pd.concat(frames, ignore_index=True)
 
 
-def record(source: str, cells: Path, table: Path, *, seeds: int = 3, jobs: int = 1) -> pd.DataFrame:
+def record(source: str, cells: Path, table: Path, *, jobs: int) -> pd.DataFrame:
     """Train what is missing on the documents of a file, and write the table: the steps to be drawn, with versions."""
-    rows = dynamics(documents_scale("desktop", source, EPSILON, seeds), cells, jobs=jobs)
+    rows = dynamics(documents_scale("desktop", source, EPSILON, SEEDS), cells, jobs=jobs)
     write_csv(table, with_versions(rows[(rows.step % EVERY == 0) | rows.test_loss.notna()]))
     return rows
 
@@ -80,11 +80,8 @@ def judged(found: pd.DataFrame, data: str) -> list[Verdict]:
         at = runs.loc[[row]]
         rise, fall = at.largest / at["first"], at["last"] / at.largest
         both = (rise >= ROSE) & (fall <= FELL)
-        number = (
-            f"{both.sum()} of {len(at)} runs, {data}: to {rise.min():.2f} to {rise.max():.2f} times its first, then "
-        )
-        number += f"to {fall.min():.2f} to {fall.max():.2f} of that; epsilon "
-        number += f"{at.epsilon_run.mean():.2f}"
+        number = f"{both.sum()} of {len(at)} runs, {data}: to {rise.min():.2f} to {rise.max():.2f} times its first, "
+        number += f"then to {fall.min():.2f} to {fall.max():.2f} of that; epsilon {at.epsilon_run.mean():.2f}"
         claim = 'Fig. "llama": the learned rate increases, then decreases'
         outcome = by_data_sets(both.set_axis([data] * len(at)).astype(float), least=1.0)
         decided.append(Verdict(claim, outcome, number, case=case))

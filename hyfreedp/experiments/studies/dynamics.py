@@ -18,14 +18,14 @@ from hyfreedp.experiments.store.provenance import with_versions
 from hyfreedp.experiments.store.verdicts import COMPARABLE, Verdict, by_data_sets, over_data_sets
 from hyfreedp.experiments.tables import small_tasks
 from hyfreedp.experiments.tables.image_classification import CLOSE, highest_rate
-from hyfreedp.experiments.tables.plan import SCALES, Reader, Scale, entries, searches
+from hyfreedp.experiments.tables.plan import SCALES, entries, searches
 
 PROFILE_TASKS = {"smoke": ("digits",), "laptop": ("digits",), "gpu": ("gtsrb", "cifar10"), "paper": ("svhn", "gtsrb")}
 INTERVALS = (1, 5, 10)
 STARTS = (1e-4, 1e-2)  # the paper's first rate, and one that suits
 
 
-def series(base: Spec, tuned: Spec, intervals: Sequence[int] = INTERVALS) -> dict[tuple[str, str], Spec]:
+def series(base: Spec, tuned: Spec, intervals: Sequence[int]) -> dict[tuple[str, str], Spec]:
     """By start and name, preset paper from every first rate at every K, preset robust, and what was tuned by hand."""
     found = {}
     for rate in STARTS:
@@ -58,14 +58,12 @@ def tuned_by_hand(base: Spec, recorded: pd.DataFrame, folder: Path) -> Spec:
 
 def steps_of(lines: Mapping[tuple[str, str], Spec], seeds: int, folder: Path) -> pd.DataFrame:
     """One row per step of the finished runs of :func:`series`, with ``start``, ``series`` and ``seed``."""
-    return pd.concat(
-        [
-            read_steps(one, folder).assign(start=start, series=name, seed=one.seed)
-            for (start, name), spec in lines.items()
-            for one in with_seeds(spec, seeds)
-        ],
-        ignore_index=True,
-    )
+    tables = [
+        read_steps(one, folder).assign(start=start, series=name, seed=one.seed)
+        for (start, name), spec in lines.items()
+        for one in with_seeds(spec, seeds)
+    ]
+    return pd.concat(tables, ignore_index=True)
 
 
 def numbers(rows: pd.DataFrame) -> pd.DataFrame:
@@ -141,32 +139,25 @@ VALUES = ("loss_threshold", "eta", "private_loss", "test_loss", "test_accuracy")
 EVERY = 5  # steps, of which one is recorded, beside those with an evaluation
 
 
-def runs(scale: Scale, read: Reader) -> dict[str, list[Spec]]:
-    """The runs of each series, one per seed; those tuned by hand only if their search is done."""
-    found: dict[str, list[Spec]] = {}
-    for entry in entries(scale):
-        if (final := entry.final(read)) is None:
-            continue
-        if entry.row == "hyfreedp_paper":
-            for interval in INTERVALS:
-                found.setdefault(f"HyFreeDP, paper, K = {interval}", []).append(replace(final, interval=interval))
-        else:
-            found.setdefault(NAMES[entry.row], []).append(final)
-    return found
-
-
-def record(cells: Path, table: Path, *, scale: Scale = SCALE, jobs: int = 1) -> pd.DataFrame:
+def record(cells: Path, table: Path, *, jobs: int) -> pd.DataFrame:
     """Train what is missing and write the table: a line per run and recorded step, with versions and hardware."""
-    run_cells(searches(entries(scale)), cells, jobs=jobs, description="searches")
-    chosen = runs(scale, reader(cells))
-    run_cells([spec for specs in chosen.values() for spec in specs], cells, jobs=jobs, description="dynamics")
+    run_cells(searches(entries(SCALE)), cells, jobs=jobs, description="searches")
+    finals: dict[str, list[Spec]] = {row: [] for row in SCALE.rows}
+    for entry in entries(SCALE):
+        if (final := entry.final(reader(cells))) is not None:  # else its search is not done
+            finals[entry.row].append(final)
+    chosen = [
+        (f"HyFreeDP, paper, K = {k}", replace(final, interval=k))
+        for k in INTERVALS
+        for final in finals["hyfreedp_paper"]
+    ]
+    chosen += [(name, final) for row, name in NAMES.items() for final in finals[row]]
+    run_cells([spec for _, spec in chosen], cells, jobs=jobs, description="dynamics")
     frames = []
-    for name, specs in chosen.items():
-        for spec in specs:
-            steps = read_steps(spec, cells)
-            some = steps[(steps.step % EVERY == 0) | steps.test_loss.notna()]
-            named = {"series": name, "seed": spec.seed, "epsilon": spec.epsilon}
-            frames.append(some.reindex(columns=["step", *VALUES]).assign(**named))
+    for name, spec in chosen:
+        steps = read_steps(spec, cells)
+        some = steps[(steps.step % EVERY == 0) | steps.test_loss.notna()].reindex(columns=["step", *VALUES])
+        frames.append(some.assign(series=name, seed=spec.seed, epsilon=spec.epsilon))
     rows = with_versions(pd.concat(frames, ignore_index=True))
     write_csv(table, rows)
     return rows

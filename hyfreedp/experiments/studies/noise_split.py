@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -96,39 +96,27 @@ def grid_of(profile: str, epsilon: float, interval: int) -> dict[str, Any]:
 
 def rows_of(
     data: DataSet, grid: dict[str, Any], *, epsilon: float, interval: int, gamma: float
-) -> list[dict[str, Any]]:
+) -> Iterator[dict[str, Any]]:
     """All sections of notebook 03: "interval", "epsilon", "true cost", "true cost by interval" and "gamma"."""
     at: dict[str, Any] = data.budget(epsilon) | {"interval": grid["intervals"]}
-    here = {"gamma": gamma, "interval": interval}
+    measured: dict[str, Any] = {"measured": True, "gamma": gamma}
     ways: list[tuple[str, dict[str, Any]]] = [
         ("epsilons", _AS_THE_PAPER | {"loss_mechanism": ["gaussian", "laplace"], "gamma": gamma}),
         ("epsilons_pld", {"accountant": "pld", "gamma": gamma}),
         ("epsilons", _AS_THE_PAPER | {"even": True}),
         ("epsilons_pld", {"accountant": "pld", "even": True}),
     ]
-
-    def at_budgets(section: str, targets: list[float], **choices: Any) -> list[dict[str, Any]]:
-        return [row for target in targets for row in settings(section, **data.budget(target), **choices)]
-
-    return [
-        *(row for _, way in ways for row in settings("interval", **at, **way)),
-        *(row for targets, way in ways for row in at_budgets("epsilon", grid[targets], **way, interval=interval)),
-        *at_budgets(
-            "true cost", grid["targets"], measured=True, **here, accountant=ACCOUNTANTS, composition=COMPOSITIONS
-        ),
-        *settings(
-            "true cost by interval", measured=True, **at, gamma=gamma, accountant="rdp", composition="independent"
-        ),
-        *settings(
-            "gamma",
-            measured=True,
-            **data.budget(epsilon),
-            accountant="rdp",
-            allocation=["constant", "per_step"],
-            gamma=grid["gammas"],
-            interval=interval,
-        ),
-    ]
+    for _, way in ways:
+        yield from settings("interval", **at, **way)
+    for targets, way in ways:
+        for target in grid[targets]:
+            yield from settings("epsilon", **data.budget(target), **way, interval=interval)
+    every: dict[str, Any] = {"accountant": ACCOUNTANTS, "composition": COMPOSITIONS, "interval": interval}
+    for target in grid["targets"]:
+        yield from settings("true cost", **data.budget(target), **measured, **every)
+    yield from settings("true cost by interval", **at, **measured, accountant="rdp", composition="independent")
+    each: dict[str, Any] = {"allocation": ["constant", "per_step"], "gamma": grid["gammas"], "interval": interval}
+    yield from settings("gamma", **data.budget(epsilon), measured=True, accountant="rdp", **each)
 
 
 def calibrations(rows: Iterable[dict[str, Any]], folder: Path) -> pd.DataFrame:
@@ -187,7 +175,7 @@ def calibration(
 def split_of(row: pd.Series) -> NoiseSplit:
     """The split in a row of the table of :func:`calibrations`."""
     names = [field.name for field in dataclasses.fields(NoiseSplit) if field.name in row]
-    plain = {name: getattr(row[name], "item", lambda v=row[name]: v)() for name in names}
+    plain = row[names].to_dict()
     return NoiseSplit.from_dict(plain | {"accountant": "pld", "vote_steps": json.loads(str(plain["vote_steps"]))})
 
 

@@ -10,6 +10,7 @@ import dataclasses
 import math
 import os
 import time
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 from tqdm import tqdm
 
-from hyfreedp import HyFreeDPOptimizer, PrivacyEngine
+from hyfreedp import PrivacyEngine
 from hyfreedp.accounting.composition import epsilon as epsilon_of
 from hyfreedp.experiments.data.image_files import GTSRB_32
 from hyfreedp.experiments.store.files import write_csv
@@ -68,10 +69,16 @@ def thinned(owners: np.ndarray) -> np.ndarray:
     return (person % 10 == 0) | (pd.Series(person).groupby(person).cumcount().to_numpy() % 10 == 5)
 
 
-def run(way: str, target: float, seed: int, train: tuple[Tensor, Tensor], owners: np.ndarray) -> HyFreeDPOptimizer:
-    """The optimizer of a trained model. By textbooks a person's (e, d) is a record's (e/k, d (e^(e/k)-1) / (e^e-1))."""
+def run(way: str, target: float, seed: int, parts: Parts, owners: np.ndarray) -> dict[str, Any]:
+    """Train a model with one person's budget ``target``, in one way.
+
+    By textbooks a person's (e, d) is a record's (e/k, d (e^(e/k)-1) / (e^e-1)).
+
+    Returns:
+        The epsilon of a person, the ``noise`` of a mean gradient's coordinate in units of a clip, and accuracies.
+    """
     torch.manual_seed(seed)
-    model, number = nn.Linear(train[0].shape[1], 43), len(owners)
+    model, number = nn.Linear(parts["train"][0].shape[1], 43), len(owners)
     settings: dict[str, Any] = {"target_epsilon": target, "target_delta": DELTA}
     if way == TEXTBOOK:
         delta = DELTA * math.expm1(target / MOST) / math.expm1(target)
@@ -84,43 +91,41 @@ def run(way: str, target: float, seed: int, train: tuple[Tensor, Tensor], owners
     _, optimizer, loader = PrivacyEngine(seed=seed).make_private_with_epsilon(
         module=model,
         optimizer=torch.optim.AdamW(model.parameters()),
-        data_loader=DataLoader(TensorDataset(*train), batch_size=round(RATE * number)),
+        data_loader=DataLoader(TensorDataset(*parts["train"]), batch_size=round(RATE * number)),
         steps=STEPS,
         **settings,
     )
     while optimizer.steps_left:
         for batch in loader:
             optimizer.step(lambda record: F.cross_entropy(model(record[0]), record[1]), batch)
-    return optimizer
-
-
-def described(way: str, target: float, optimizer: HyFreeDPOptimizer, parts: Parts) -> dict[str, Any]:
-    """Epsilon of a person, the noise of a mean gradient's coordinate in units of a clip, and accuracies."""
     split = optimizer.split
     person = epsilon_of(dataclasses.replace(split, records_per_person=MOST)) if way == RECORD else target
     found: dict[str, Any] = {"epsilon_person": person, "noise": split.sigma_gradient / optimizer.expected_batch_size}
     with optimizer.averaged(), torch.no_grad():
-        hits = {part: float((optimizer.module(x).argmax(1) == y).float().mean()) for part, (x, y) in parts.items()}
-    return found | {"validation_accuracy": hits["validation"], "accuracy": hits["test"]}
+        for name, part in (("validation_accuracy", "validation"), ("accuracy", "test")):
+            x, y = parts[part]
+            found[name] = float((optimizer.module(x).argmax(1) == y).float().mean())
+    return found
 
 
-def record(table: Path = TABLE, *, seeds: tuple[int, ...] = SEEDS) -> pd.DataFrame:
+def record() -> pd.DataFrame:
     """Make the runs that the table lacks, each written at once; a run's ``seconds`` are those of the processor."""
-    rows = pd.read_csv(table) if table.exists() else pd.DataFrame(columns=CELL)
+    rows = pd.read_csv(TABLE) if TABLE.exists() else pd.DataFrame(columns=CELL)
     done = set(rows[CELL].itertuples(index=False, name=None))
-    wanted = [(name, way, e, seed) for seed in seeds for name in DATA for e in EPSILONS for way in WAYS]
     parts, owners = load()
-    for cell in tqdm([one for one in wanted if one not in done], unit="run"):
-        name, way, epsilon, seed = cell
+    for seed, name, epsilon, way in tqdm(list(product(SEEDS, DATA, EPSILONS, WAYS)), unit="run"):
+        if (name, way, epsilon, seed) in done:
+            continue
         left = thinned(owners) if name == "unequal" else np.full(len(owners), True)
-        x, y = (part[left] for part in parts["train"])
+        x, y = parts["train"]
         start = time.process_time()
         with one_thread():
-            told = described(way, epsilon, run(way, epsilon, seed, (x, y), owners[left]), parts)
-        told |= {"seconds": time.process_time() - start}
-        new = with_versions(pd.DataFrame([dict(zip(CELL, cell, strict=True)) | told]))
+            found = run(way, epsilon, seed, parts | {"train": (x[left], y[left])}, owners[left])
+        found |= {"seconds": time.process_time() - start}
+        cell = {"data": name, "way": way, "epsilon": epsilon, "seed": seed}
+        new = with_versions(pd.DataFrame([cell | found]))
         rows = pd.concat([rows, new], ignore_index=True) if len(rows) else new
-        write_csv(table, rows)
+        write_csv(TABLE, rows)
     return rows
 
 
