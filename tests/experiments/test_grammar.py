@@ -5,8 +5,9 @@ import json
 from dataclasses import astuple
 
 import pytest
+from grammar import documents, instances, pairs, reports, restaurants
 
-from hyfreedp.experiments.data.grammar import documents, instances, pairs
+from hyfreedp.experiments.data.texts import synthetic
 
 
 @pytest.mark.parametrize(
@@ -24,3 +25,10 @@ def test_texts_are_those_that_were_trained_on(domain, expected):
         documents(domain, 200, seed=0),
     ]
     assert tuple(hashlib.sha256(json.dumps(texts).encode()).hexdigest()[:16] for texts in made) == expected
+
+
+def test_the_committed_texts_are_what_the_grammar_makes():
+    for name, made in (("restaurants", restaurants()), ("reports", reports())):
+        stored = synthetic(name)
+        assert stored.train == made.train and [*map(list, stored.test)] == [*map(list, made.test)], name
+        assert (stored.validation_start, stored.source) == (made.validation_start, made.source)

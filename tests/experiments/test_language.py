@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hyfreedp.experiments.data.encoding import IGNORED, encode_prompts
-from hyfreedp.experiments.data.texts import Texts, restaurants
+from hyfreedp.experiments.data.texts import Texts, synthetic
 from hyfreedp.experiments.models.language_models import LANGUAGE_MODELS, own_tokenizer
 from hyfreedp.experiments.runs.cells import Spec
 from hyfreedp.experiments.tasks.generation import generate
@@ -19,7 +19,8 @@ DOCUMENTS = [f"Report {number} is about {'tea and cake ' * (number % 3)}on day {
 @pytest.fixture
 def small(monkeypatch):
     """Both kinds of task with a few records, in place of the real ones."""
-    texts = restaurants(40, 6)
+    whole = synthetic("restaurants")
+    texts = Texts(whole.train[:40], whole.test[:6], 32, whole.source)
     reports = Texts(DOCUMENTS[:20], DOCUMENTS[20:], 16, "made here")
     for name, data, size in (("restaurants", texts, 40), ("reports", reports, 20)):
         task = replace(TASKS[name], train_size=size, batch_size=8, steps=6, delta=1e-2, load=lambda data=data: data)

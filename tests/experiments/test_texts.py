@@ -6,6 +6,7 @@ import json
 
 import pytest
 import torch
+from grammar import pairs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizer import VOCABULARY, public_texts, train_tokenizer
@@ -13,8 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 from hyfreedp.experiments.data import texts
 from hyfreedp.experiments.data.encoding import IGNORED, encode, encode_prompts, own_tokenizer
-from hyfreedp.experiments.data.grammar import Pair, pairs
-from hyfreedp.experiments.data.texts import checksum_of, documents_from, e2e
+from hyfreedp.experiments.data.texts import Pair, checksum_of, documents_from, e2e
 from hyfreedp.experiments.store.paths import CHECKPOINTS
 
 COMMITTED = CHECKPOINTS / "sentences.tokenizer.json"

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from glyphs import fonts, glyphs
+from grammar import documents, pairs
 from safetensors.torch import save as serialized
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
@@ -29,7 +30,6 @@ from tqdm import tqdm
 
 from hyfreedp.experiments.data.datasets import images
 from hyfreedp.experiments.data.encoding import encode, own_tokenizer
-from hyfreedp.experiments.data.grammar import documents, pairs
 from hyfreedp.experiments.models import public_weights as weights
 from hyfreedp.experiments.models.image_models import head, make_model
 from hyfreedp.experiments.models.language_models import make_language_model

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from grammar import documents, pairs
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from hyfreedp.experiments.data.encoding import BOS, COMMITTED, EOS, PAD, SEP, wrapped
-from hyfreedp.experiments.data.grammar import documents, pairs
 from hyfreedp.experiments.store.files import write_text
 from hyfreedp.experiments.store.paths import workspace
 

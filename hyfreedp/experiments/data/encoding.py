@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from hyfreedp.experiments.data.grammar import Pair
+from hyfreedp.experiments.data.texts import Pair
 from hyfreedp.experiments.store.paths import workspace
 
 IGNORED = -100  # label of a position that is no target, as torch's cross entropy has it

@@ -7,6 +7,7 @@ import gzip
 import hashlib
 import io
 import json
+import lzma
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,10 +17,9 @@ from typing import Any
 import numpy as np
 
 from hyfreedp.experiments.data.datasets import held_out_from, shuffled_by_group
-from hyfreedp.experiments.data.grammar import Pair, instances, pairs
-from hyfreedp.experiments.store.paths import given, looked_at
+from hyfreedp.experiments.store.paths import given, looked_at, workspace
 
-RESTAURANTS_TRAIN, RESTAURANTS_TEST = 6000, 100  # pairs; instances with several references each
+FOLDER = workspace().root / "data" / "texts"
 E2E_TRAIN = 42_061
 # Of the official CSV files, which the packed copies are gzipped from.
 E2E_CHECKSUMS = {
@@ -27,8 +27,14 @@ E2E_CHECKSUMS = {
     "testset_w_refs.csv": "edc8db685e39bb9824d5bd70c18b1c9b0412d14b527aa960e2d1c8251ee15ccd",
 }
 _E2E_FOLDERS = ("e2e", "e2e-dataset")
-_TEST_REFERENCES = 4
-_TRAIN_SEED, _TEST_SEED = 0, 1
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A meaning representation and one text that says it."""
+
+    meaning: str
+    reference: str
 
 
 @dataclass(frozen=True)
@@ -53,11 +59,11 @@ class Texts:
         return isinstance(self.train[0], str)
 
 
-def restaurants(train_size: int = RESTAURANTS_TRAIN, test_size: int = RESTAURANTS_TEST) -> Texts:
-    """Synthetic: the private domain of ``data.grammar``, without a test MR in the training part."""
-    test = instances("private", test_size, _TEST_SEED, _TEST_REFERENCES)
-    train = pairs("private", train_size, _TRAIN_SEED, excluded=frozenset(meaning for meaning, _ in test))
-    return _table_to_text(train, test, "synthetic: restaurants of a grammar")
+def synthetic(name: str) -> Texts:
+    """The committed "restaurants" (pairs) or "reports" (documents), which ``tools/weights/grammar.py`` made."""
+    found = json.loads(lzma.decompress((FOLDER / f"{name}.json.xz").read_bytes()))
+    train = [one if isinstance(one, str) else Pair(*one) for one in found["train"]]
+    return Texts(**found | {"train": train})
 
 
 def e2e() -> Texts:
@@ -71,10 +77,11 @@ def e2e() -> Texts:
     test: dict[str, list[str]] = {}
     for meaning, reference in _e2e_rows("testset_w_refs.csv"):
         test.setdefault(meaning, []).append(reference)
-    return _table_to_text(train, list(test.items()), "E2E NLG challenge, official release")
+    return table_to_text(train, list(test.items()), "E2E NLG challenge, official release")
 
 
-def _table_to_text(train: list[Pair], test: list[tuple[str, list[str]]], source: str) -> Texts:
+def table_to_text(train: list[Pair], test: list[tuple[str, list[str]]], source: str) -> Texts:
+    """In a fixed random order, in which pairs of one meaning stay together."""
     _, groups = np.unique([pair.meaning for pair in train], return_inverse=True)
     order = shuffled_by_group(groups)
     return Texts([train[index] for index in order], test, held_out_from(groups[order]), source)

@@ -24,16 +24,7 @@ from torch.utils.data import TensorDataset
 from hyfreedp import token_budget
 from hyfreedp.data.batches import PhysicalBatchSize
 from hyfreedp.experiments.data.encoding import IGNORED, encode
-from hyfreedp.experiments.data.grammar import documents
-from hyfreedp.experiments.data.texts import (
-    E2E_TRAIN,
-    RESTAURANTS_TRAIN,
-    Pair,
-    Texts,
-    documents_from,
-    e2e,
-    restaurants,
-)
+from hyfreedp.experiments.data.texts import E2E_TRAIN, Pair, Texts, documents_from, e2e, synthetic
 from hyfreedp.experiments.models.image_models import Tuning
 from hyfreedp.experiments.models.language_models import LANGUAGE_MODELS, LanguageModel, make_language_model
 from hyfreedp.experiments.tasks.scores import Evaluation, Scores
@@ -47,7 +38,7 @@ DOCUMENT_BATCH, DOCUMENT_EPOCHS = 200, 3
 WIDTHS = 16  # records are as wide as a multiple of it, so that few forms are in a batch
 TEST_SHARE = 10  # one in ten documents is for the test
 E2E_BATCH, E2E_EPOCHS = 1024, 10
-REPORTS, TEST_REPORTS, REPORTS_SEED = 6_000, 200, 3
+SYNTHETIC = 6_000  # pairs or documents that train
 # What two CPU cores train, and score at every fifth step, in seconds.
 SMALL_BATCH, SMALL_STEPS, SCORED = 64, 40, 100
 
@@ -211,6 +202,9 @@ def _records(task: LanguageTask, evaluation: Evaluation, model: str) -> tuple[Te
     return train, TensorDataset(*encode(tokenizer, held_out[: task.scored], length, cut=cut))
 
 
+read_e2e, read_synthetic = cache(e2e), cache(synthetic)
+
+
 @cache
 def read_documents(source: str) -> Texts:
     """The documents of a file or data set: in one fixed random order, the last tenth of them for the test.
@@ -230,27 +224,16 @@ def read_documents(source: str) -> Texts:
     return Texts(shuffled[:size], shuffled[size:], size * 4 // 5, source)
 
 
-@cache
-def read_reports() -> Texts:
-    """Short synthetic reports of the private domain, see :mod:`hyfreedp.experiments.data.grammar`."""
-    reports = documents("private", REPORTS + TEST_REPORTS, REPORTS_SEED)
-    return Texts(reports[:REPORTS], reports[REPORTS:], REPORTS * 4 // 5, "synthetic: reports of a grammar")
-
-
-read_e2e, read_restaurants = cache(e2e), cache(restaurants)
-
-
-def _small(title: str, models: tuple[str, ...], size: int, load: Callable[[], Any]) -> LanguageTask:
-    return LanguageTask(title, models, size, SMALL_BATCH, SMALL_STEPS, size**-1.1, load, SCORED)
+def _small(title: str, models: tuple[str, ...], name: str) -> LanguageTask:
+    load = partial(read_synthetic, name)
+    return LanguageTask(title, models, SYNTHETIC, SMALL_BATCH, SMALL_STEPS, SYNTHETIC**-1.1, load, SCORED)
 
 
 _OWN = ("gpt2_sentences", "gpt2_tiny")
 _LARGE = ("gpt2_small_sentences", "gpt2", "gpt2_small")
 OF_DOCUMENTS = "reports"  # the task whose documents a spec may replace
 LANGUAGE_TASKS = {
-    "restaurants": _small(
-        f"restaurants (synthetic, {RESTAURANTS_TRAIN:,} pairs)", _OWN + _LARGE, RESTAURANTS_TRAIN, read_restaurants
-    ),
+    "restaurants": _small(f"restaurants (synthetic, {SYNTHETIC:,} pairs)", _OWN + _LARGE, "restaurants"),
     "e2e": LanguageTask(
         f"E2E ({E2E_TRAIN:,} pairs)",
         (*_LARGE, *_OWN, "gpt2_sentences_fused"),
@@ -262,9 +245,6 @@ LANGUAGE_TASKS = {
         evaluations=5,
     ),
     OF_DOCUMENTS: _small(
-        f"reports (synthetic, {REPORTS:,} documents)",
-        ("llama_sentences", "llama_tiny", "llama2_7b"),
-        REPORTS,
-        read_reports,
+        f"reports (synthetic, {SYNTHETIC:,} documents)", ("llama_sentences", "llama_tiny", "llama2_7b"), "reports"
     ),
 }

@@ -4,16 +4,24 @@ A meaning representation (MR) lists slots and values, ``name[The Green Lantern],
 reference says all of it in one or two sentences. There are two domains of the same kind: *public* (hotels, museums and
 shops) and *private* (restaurants). They share prices, areas and landmarks; food, customers and families are in the
 private domain alone, style, visitors and dogs in the public one alone. Nothing in it is real.
+
+Our public weights and tokenizer are made of the public domain. ``python tools/weights/grammar.py`` writes the texts of
+the private one that two small tasks learn, ``data/texts/``.
 """
 
 from __future__ import annotations
 
+import json
+import lzma
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, astuple
 from pathlib import Path
 from random import Random
 from typing import Literal
+
+from hyfreedp.experiments.data.texts import FOLDER, Pair, Texts, table_to_text
+from hyfreedp.experiments.store.files import replacing
 
 Domain = Literal["public", "private"]
 WORDS = tomllib.loads(Path(__file__).with_name("grammar.toml").read_text(encoding="utf-8"))
@@ -21,14 +29,6 @@ LONGEST_SENTENCE = 25  # words
 DOCUMENT_WORDS = range(40, 71)
 REFERENCES = 3  # different references to one meaning among the pairs
 _SLOTS_AT_LEAST, _ADJECTIVES_AT_MOST = 3, 2
-
-
-@dataclass(frozen=True)
-class Pair:
-    """A meaning representation and one text that says it."""
-
-    meaning: str
-    reference: str
 
 
 def pairs(domain: Domain, count: int, seed: int, *, excluded: frozenset[str] = frozenset()) -> list[Pair]:
@@ -161,3 +161,28 @@ def _document(domain: Domain, generator: Random) -> str:
 
 def _capitalised(text: str) -> str:
     return text[:1].upper() + text[1:]
+
+
+def restaurants() -> Texts:
+    """Pairs about restaurants; no MR of the test part is in the training part."""
+    test = instances("private", 100, seed=1, references=4)
+    train = pairs("private", 6000, seed=0, excluded=frozenset(meaning for meaning, _ in test))
+    return table_to_text(train, test, "synthetic: restaurants of a grammar")
+
+
+def reports() -> Texts:
+    """Short reports about restaurants, of which 6,000 train."""
+    found = documents("private", 6200, seed=3)
+    return Texts(found[:6000], found[6000:], 4800, "synthetic: reports of a grammar")
+
+
+def main() -> None:
+    for texts in (restaurants(), reports()):
+        train = [astuple(one) if isinstance(one, Pair) else one for one in texts.train]
+        name = "reports" if texts.documents else "restaurants"
+        with replacing(FOLDER / f"{name}.json.xz") as temporary:
+            temporary.write_bytes(lzma.compress(json.dumps(asdict(texts) | {"train": train}).encode()))
+
+
+if __name__ == "__main__":
+    main()
