@@ -278,8 +278,8 @@ axis.legend()
 made["inputs"] = ["data/results/laptop/looks.csv", "data/results/laptop/targets.csv"]
 shows = "The share of runs that come at least so near to the best of a search, over all places of the record."
 plots.save(figure, "12_first_run_places", shows=shows, **made)
-over = looks.summary(looks.gaps(looks.places(), today)).rename(looks.CONTENDERS)
-over.style.format("{:.1f}")
+over = looks.gaps(points)
+looks.summary(over).style.format("{:.1f}")
 
 # %% [markdown]
 # ## Verdict
@@ -287,7 +287,7 @@ over.style.format("{:.1f}")
 # The curves treat places as if they were independent. They are of four data sets, and [the rule](../../docs/verdicts.md) averages those of one first. From the paper's first rate arithmetic decides on these short runs: that is counted here, and in no other notebook.
 
 # %%
-decided = small_tasks.judged(compared) + looks.judged(looks.gaps(looks.places(), today))
+decided = small_tasks.judged(compared) + looks.judged(over)
 inputs = [f"data/results/laptop/{name}.csv" for name in ("accuracy", "looks", "targets")]
 verdict("12_first_run", decided, parameters=parameters, inputs=inputs)
 

@@ -73,7 +73,7 @@ def recomputed():
     yield "08_efficiency", efficiency.judged(times, compared)
     small = small_tasks.judged(small_tasks.gaps(pd.read_csv(RESULTS / "laptop" / "accuracy.csv")))
     today = pd.read_csv(RESULTS / "laptop" / "looks.csv")
-    yield "12_first_run", small + looks.judged(looks.gaps(looks.places(), today))
+    yield "12_first_run", small + looks.judged(looks.gaps(looks.differences(looks.places(), today)))
 
 
 def test_the_committed_verdicts_follow_from_the_records():

@@ -110,6 +110,7 @@ def execute(source: Path, output: Path, parameters: dict[str, Any]) -> None:
                 resources={"metadata": {"path": str(source.parent)}},  # where the kernel runs; papermill's moves us too
                 progress_bar=False,
                 kernel_manager_class=QuietKernel,
+                coalesce_streams=True,  # of bars their last state
                 config=Config(_ENCRYPTED | {"QuietKernel": {"file": written.fileno()}}),
             )
         except DeadKernelError as error:
@@ -188,7 +189,7 @@ def _add_saving(notebook: nbformat.NotebookNode, parameters: list[str]) -> None:
 
 
 def _clean(notebook: nbformat.NotebookNode) -> None:
-    """Fold answers; drop what differs from run to run: papermill's paths and times, all but the last state of bars."""
+    """Fold answers; drop what differs from run to run: papermill's paths and times, and our own cells."""
     notebook.metadata.pop("papermill", None)
     notebook.cells = [cell for cell in notebook.cells if SAVES not in cell.metadata.get("tags", [])]
     counts = itertools.count(1)
@@ -202,15 +203,3 @@ def _clean(notebook: nbformat.NotebookNode) -> None:
                     output.execution_count = cell.execution_count
         for key in ("papermill", "execution"):
             cell.metadata.pop(key, None)
-        outputs: list[nbformat.NotebookNode] = []
-        for output in cell.get("outputs", []):
-            last = outputs[-1] if outputs else None
-            if last and output.output_type == last.output_type == "stream" and output.name == last.name:
-                last.text += output.text
-            else:
-                outputs.append(output)
-        for output in outputs:
-            if output.output_type == "stream":
-                output.text = "\n".join(line.rsplit("\r", 1)[-1] for line in output.text.split("\n"))
-        if cell.cell_type == "code":
-            cell.outputs = outputs

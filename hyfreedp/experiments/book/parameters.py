@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from hyfreedp.checks import nearest
+from hyfreedp.checks import check_choice, check_count, nearest
 from hyfreedp.experiments.book import notebooks
 from hyfreedp.experiments.store import plots
 from hyfreedp.experiments.store.paths import workspace
@@ -48,14 +48,12 @@ def check_parameters(namespace: Mapping[str, Any], allowed: Mapping[str, type | 
             raise TypeError(
                 f"unknown parameter {name!r}: this notebook takes {', '.join(allowed)}{nearest(name, allowed)}"
             )
-        expected = allowed[name]
-        if isinstance(expected, tuple):
-            if value not in expected:
-                raise ValueError(f"parameter {name} must be one of {', '.join(map(repr, expected))}, got {value!r}")
+        if isinstance(expected := allowed[name], tuple):
+            check_choice(f"parameter {name}", value, expected)
         else:
             _check_type(name, value, expected)
-            if name in _COUNTS and isinstance(value, int) and value < 1:
-                raise ValueError(f"parameter {name} must be at least 1, got {value!r}")
+        if name in _COUNTS:
+            check_count(f"parameter {name}", value, 1)
 
 
 def parse_value(name: str, text: str, default: Any) -> Any:

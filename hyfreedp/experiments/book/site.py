@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import re
 from html import escape
-from pathlib import Path
 from typing import Any
 
 from docutils import nodes
@@ -26,27 +25,19 @@ _log = logging.getLogger(__name__)
 
 
 class Gallery(SphinxDirective):
-    """Every committed figure beside what the paper claims there, notebook by notebook."""
+    """Every committed figure beside what the paper claims there, notebook by notebook; links are relative to docs/."""
 
     def run(self) -> list[nodes.Node]:
-        return self.parse_text_to_nodes(gallery(), allow_section_headings=True)
-
-
-def gallery() -> str:
-    """The page of :class:`Gallery`, in MyST Markdown; links are relative to ``docs/``."""
-    parts = []
-    for source in notebooks.sources():
-        parts.append(f"## {notebooks.title(source)}\n\n[Notebook]({notebooks.page(source, workspace().root / 'docs')})")
-        for path in sorted(workspace().figures.glob(f"{source.stem}*.json")):
-            made = json.loads(path.read_text(encoding="utf-8"))
-            if "figure" in made:
-                parts.append(_entry(path, made))
-    return "\n\n".join(parts)
-
-
-def _entry(path: Path, made: dict[str, Any]) -> str:
-    shows, claim = _plain(made["shows"]), _plain(made["claim"]) or "*no such item*"
-    return f"### {path.stem}\n\n![{shows}](../figures/{path.stem}.png)\n\n{shows}\n\n**The paper.** {claim}"
+        here, parts = workspace(), []
+        for source in notebooks.sources():
+            parts.append(f"## {notebooks.title(source)}\n\n[Notebook]({notebooks.page(source, here.root / 'docs')})")
+            for path in sorted(here.figures.glob(f"{source.stem}*.json")):
+                made = json.loads(path.read_text(encoding="utf-8"))
+                if "figure" in made:
+                    shows, claim = _plain(made["shows"]), _plain(made["claim"]) or "*no such item*"
+                    parts.append(f"### {path.stem}\n\n![{shows}](../figures/{path.stem}.png)")
+                    parts.append(f"{shows}\n\n**The paper.** {claim}")
+        return self.parse_text_to_nodes("\n\n".join(parts), allow_section_headings=True)
 
 
 def _plain(text: str) -> str:

@@ -24,6 +24,7 @@ NUMBER = 7
 SECONDS = 60.0  # of all of them together, as recorded
 DEVIATIONS = 5.0  # of the difference of two seeds, within which a run ends as another seed would
 _ALIKE = ("method", "task", "model", "tuning")  # fields of runs that scatter alike
+Outcome = Literal["equal", "as another seed", "beyond"]
 _OF_THE_MACHINE = ("seconds", "environment")  # entries of a record that no other execution has
 
 
@@ -32,14 +33,12 @@ class Again:
     """A run beside its record, with both accuracies: equal in every bit, within the spread of seeds, or beyond it."""
 
     spec: Spec
-    outcome: Literal["equal", "as another seed", "beyond"]
+    outcome: Outcome
     accuracy: float
     recorded: float
 
     def __str__(self) -> str:
-        spec = self.spec
-        name = f"{spec.task}, {spec.method}, epsilon {spec.epsilon:g}, rate {spec.learning_rate:g}, seed {spec.seed}"
-        return f"{name}: {self.outcome}, {100 * self.accuracy:.1f} % where {100 * self.recorded:.1f} is recorded"
+        return f"{self.spec}: {self.outcome}, {100 * self.accuracy:.1f} % where {100 * self.recorded:.1f} is recorded"
 
 
 def again(committed: Mapping[str, bytes], folder: Path, *, jobs: int = 1) -> list[Again]:
@@ -53,8 +52,7 @@ def again(committed: Mapping[str, bytes], folder: Path, *, jobs: int = 1) -> lis
         like = [other for other in records.values() if all(other["spec"][n] == getattr(spec, n) for n in _ALIKE)]
         # Few runs may be alike, and those of Prodigy scatter three times as far as others.
         most = DEVIATIONS * math.sqrt(2) * max(usual, spread_over_seeds(like))
-        outcome: Literal["equal", "as another seed", "beyond"]
-        outcome = "beyond" if abs(accuracy - recorded) > most else "as another seed"
+        outcome: Outcome = "beyond" if abs(accuracy - recorded) > most else "as another seed"
         same_steps = (folder / f"{key}.csv").read_bytes() == committed[f"{key}.csv"]
         if same_steps and _released(record) == _released(records[key]):
             outcome = "equal"
@@ -88,5 +86,4 @@ def spread_over_seeds(records: Iterable[Mapping[str, Any]]) -> float:
 
 
 def _released(record: Mapping[str, Any]) -> dict[str, Any]:
-    kept = {name: value for name, value in record.items() if name not in _OF_THE_MACHINE}
-    return json.loads(json.dumps(kept))
+    return {name: value for name, value in record.items() if name not in _OF_THE_MACHINE}

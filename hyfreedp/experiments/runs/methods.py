@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
+from importlib import import_module
 from typing import Any, Literal
 
 import torch
@@ -12,24 +13,17 @@ import torch
 from hyfreedp import PRESETS, Preset, look
 
 
-def _dadaptation(parameters: Any, lr: float = 1.0) -> torch.optim.Optimizer:
-    from dadaptation import DAdaptAdam
-
-    return DAdaptAdam(parameters, lr=lr)
-
-
-def _prodigy(parameters: Any, lr: float = 1.0) -> torch.optim.Optimizer:
-    from prodigyopt import Prodigy
-
-    return Prodigy(parameters, lr=lr)
+def _of(package: str, name: str) -> Callable[..., torch.optim.Optimizer]:
+    """An optimizer of a package that is imported when one is made."""
+    return lambda *arguments, **settings: getattr(import_module(package), name)(*arguments, **settings)
 
 
 # Base optimizers, with the settings that torch or their authors recommend but for momentum.
 BASES: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "adamw": torch.optim.AdamW,
     "sgd": partial(torch.optim.SGD, momentum=0.9),
-    "dadaptation": _dadaptation,
-    "prodigy": _prodigy,
+    "dadaptation": _of("dadaptation", "DAdaptAdam"),
+    "prodigy": _of("prodigyopt", "Prodigy"),
 }
 
 

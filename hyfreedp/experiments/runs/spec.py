@@ -85,6 +85,11 @@ class Spec:
                 f"got {self.clipping_threshold!r} for {self.method!r}"
             )
 
+    def __str__(self) -> str:
+        """In a line, what tells the runs of a table apart."""
+        named = ", ".join(filter(None, (self.task, self.model, self.tuning, self.method, self.evaluation)))
+        return f"{named}, epsilon {self.epsilon:g}, rate {self.learning_rate:g}, seed {self.seed}"
+
     @property
     def key(self) -> str:
         """Name of the cell's files: a hash of the spec, without later fields that a spec leaves at None.

@@ -25,7 +25,7 @@ CHECKPOINT_SECONDS = 20.0
 EVALUATE_EVERY = 5  # steps, in runs of up to a hundred; longer ones evaluate as often as their task says
 
 
-def make_run(spec: Spec, *, diagnostics: bool = False) -> tuple[HyFreeDPOptimizer, DataLoader]:
+def make_run(spec: Spec) -> tuple[HyFreeDPOptimizer, DataLoader]:
     """The optimizer (with its model in ``optimizer.module``) and Poisson loader of a spec, ready for the first step.
 
     The model is on the accelerator if there is one; the task's ``losses_of(model)`` takes the loader's batches there.
@@ -51,7 +51,6 @@ def make_run(spec: Spec, *, diagnostics: bool = False) -> tuple[HyFreeDPOptimize
         preset=method.preset,
         max_physical_batch_size=task.physical_batches(spec.model),
         clipping=clipping,
-        diagnostics=diagnostics,
         split=None if method.noise == "sound" else _claimed_split(spec, len(train)),
         **method.overrides,
         **learned,

@@ -41,17 +41,6 @@ def with_versions(rows: pd.DataFrame) -> pd.DataFrame:
     return rows.assign(**columns_of({"date": str(date.today()), "environment": environment()}))
 
 
-def versions_of(rows: pd.DataFrame, by: str) -> str:
-    """In a line: how many numbers of a table are of which version, and which values of ``by`` wholly of a rarer one."""
-    rows = rows.dropna(subset="version_hyfreedp")
-    counts, whole = rows.version_hyfreedp.value_counts(), rows.groupby(by, sort=False).version_hyfreedp.agg(set)
-    told = []
-    for one, number in counts.items():
-        names = [str(name) for name, found in whole.items() if found == {one} and one != counts.index[0]]
-        told.append(f"{one} ({number:,}{': all of ' * bool(names)}{', '.join(names)})")
-    return f"Versions, with their numbers of runs: {'; '.join(told)}."
-
-
 @contextmanager
 def one_thread() -> Iterator[None]:
     """Records must not depend on the number of cores; and these small networks gain nothing from a second thread, which

@@ -12,13 +12,12 @@ from pathlib import Path
 
 import pandas as pd
 
-from hyfreedp.experiments.models.image_models import MODELS
 from hyfreedp.experiments.runs.cells import reader, run_cells, tabulate
 from hyfreedp.experiments.runs.spec import Spec
 from hyfreedp.experiments.store.files import write_csv
 from hyfreedp.experiments.store.paths import RESULTS
-from hyfreedp.experiments.store.verdicts import COMPARABLE, Verdict, over_data_sets, span
-from hyfreedp.experiments.tables.image_classification import CLOSE, OURS, data_set, highest_rate, within_reach
+from hyfreedp.experiments.store.verdicts import COMPARABLE, Verdict, over_data_sets
+from hyfreedp.experiments.tables.image_classification import CLOSE, OURS, data_set, within_reach
 from hyfreedp.experiments.tables.plan import CELL, SCALES, TABLE
 
 FIRST_RATES = (1e-4, 1e-3, 1e-2)  # the paper's, and two with which it would have begun near a searched one
@@ -94,41 +93,6 @@ def cases(found: pd.DataFrame) -> list[Verdict]:
                 number += f"; spends {', '.join(f'{true:.2f} for {e:g}' for e, true in spent.items())}"
                 told.append(Verdict(CLOSE, outcome, number, case=f"from {start}, {way}"))
     return told
-
-
-def findings(found: pd.DataFrame, runs: pd.DataFrame) -> list[str]:
-    """What lines of :func:`compared`, and the runs behind them, say of start, noise, length and guards: paragraphs."""
-    found = found.assign(data=found.task.map(data_set), times=found.last_rate / found.first_rate)
-    digits = found.task == "digits"
-    noisy, bare = found.method.isin(["paper", "paper_claimed"]), found.method == "paper_noiseless_losses"
-    own = found.first_rate == FIRST_RATES[0]
-    better = [
-        f"{data}, {tuning}, epsilon = {epsilon:g}, from {rate:g}: {span(part.accuracy, '.1f')} % "
-        f"({span(part.points, '+.1f')} points)"
-        for (data, tuning, epsilon, rate), part in found[~digits & noisy & ~own].groupby(
-            ["data", "tuning", "epsilon", "first_rate"], sort=False
-        )
-    ]
-    rises = found[digits & bare].times
-    reach = ", ".join(f"{highest_rate(steps, 1.0):,.1f} times in {steps} steps" for steps in (30, 100, 250))
-    printed = runs[runs.method == "algorithm1_claimed"]
-    poor = [
-        f"{(part.accuracy < 0.13).sum()} of {len(part)} runs of {MODELS[model].title.split(',')[0]}"
-        for model, part in printed.groupby("model")
-    ]
-    return [
-        f"**What favours the paper.** From a better first rate HyFreeDP comes near the search or passes it: "
-        f"{'; '.join(better)} (as the paper accounts it, soundly, or both). No epsilon covers such a choice.",
-        f"**The start.** From {FIRST_RATES[0]:g} the rate ends at {span(found[noisy & own].times, '.1f')} times that, "
-        f"on digits from any first rate at {span(found[noisy & digits].times, '.1f')} times it (by either accounting).",
-        f"**The noise on the losses.** With a millionth of it the rate rises in {(rises > 1).sum()} of {len(rises)} "
-        f"combinations on digits, to {span(rises, '.1f')} times its first, and on images to "
-        f"{span(found[~digits & bare].times)} times.",
-        f"**The length of a run.** A probe raises the rate by a tenth at most, at K = 5 {reach}. So on images "
-        f"HyFreeDP is {span(found[~digits & bare].points, '+.0f')} points from the search even without that noise.",
-        "**The guards.** As Algorithm 1 is printed, one negative b / a turns the rate around. On digits its accuracy "
-        f"ends below 13 % in {' and '.join(poor)}.",
-    ]
 
 
 def against_ours(found: pd.DataFrame, rows: pd.DataFrame) -> Verdict:

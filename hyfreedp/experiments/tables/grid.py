@@ -61,9 +61,7 @@ def run(profile: str, cells: Path, results: Path, *, jobs: int = 1) -> int:
             else:
                 trained += 1
     for spec, error in failed.items():
-        words = ", ".join(map(str, (spec.task, spec.model, spec.tuning, spec.method, spec.evaluation)))
-        words += f", epsilon {spec.epsilon:g}, rate {spec.learning_rate:g}, seed {spec.seed}"
-        print(f"failed: {spec.key} ({words}): {type(error).__name__}: {error}")
+        print(f"failed: {spec.key} ({spec}): {type(error).__name__}: {error}")
     done = sum(read(spec) is not None for specs in stages(profile, read).values() for spec in specs)
     print(f"{trained} runs trained, {done - trained} were there, {len(failed)} failed")
     print(write_table(profile, cells, results))
@@ -86,42 +84,39 @@ def write_table(profile: str, cells: Path, results: Path) -> str:
     if path.exists():
         rows = plan.filled(rows, pd.read_csv(path))
     write_csv(path, rows)
-    learned = list(rows[rows.row.isin(plan.LEARNED)].key.dropna())
-    steps = _rates({key: made[key] for key in learned if key in records}, cells)
-    if rates.exists():
-        known = pd.read_csv(rates)
-        steps = pd.concat([known[known.key.isin(learned) & ~known.key.isin(records)], steps], ignore_index=True)
-    write_csv(rates, steps)
+    _write_rates(rates, list(rows[rows.row.isin(plan.LEARNED)].key.dropna()), made, cells)
     missing = int(rows.accuracy.isna().sum())
     return f"{path}: {len(rows)} numbers" + (f", {missing} of them still missing" if missing else "")
 
 
-def _rates(made: dict[str, dict[str, str]], cells: Path) -> pd.DataFrame:
-    """``key``, ``step`` and ``eta`` of runs at some fifty of their steps, the first and last, with versions."""
-    names = ["date", "version_hyfreedp"]
-    none = pd.DataFrame(columns=["key", "step", "eta", *names])
-    found = [none]
-    for key, columns in made.items():
-        steps = pd.read_csv(cells / f"{key}.csv", usecols=["step", "eta"])
-        some = np.unique(np.linspace(0, len(steps) - 1, RECORDED_STEPS).round().astype(int))
-        found.append(steps.iloc[some].assign(key=key, **{name: columns[name] for name in names})[none.columns])
-    return pd.concat(found[1:] or found, ignore_index=True)
+def _write_rates(path: Path, learned: list[str], made: dict[str, dict[str, str]], cells: Path) -> None:
+    """``key``, ``step`` and ``eta`` of runs at some fifty of their steps, the first and last, with versions.
+
+    Args:
+        learned: keys of the runs; one that is not at hand stays as it was.
+        made: date and versions of the runs at hand.
+    """
+    known, names = pd.read_csv(path) if path.exists() else None, ["date", "version_hyfreedp"]
+    found = [] if known is None else [known[known.key.isin(learned) & ~known.key.isin(made)]]
+    for key in learned:
+        if key in made:
+            steps = pd.read_csv(cells / f"{key}.csv", usecols=["step", "eta"])
+            some = np.unique(np.linspace(0, len(steps) - 1, RECORDED_STEPS).round().astype(int))
+            named = steps.iloc[some].assign(key=key, **{name: made[key][name] for name in names})
+            found.append(named[["key", "step", "eta", *names]])
+    if found:
+        write_csv(path, pd.concat(found, ignore_index=True))
 
 
 def listing(profile: str, cells: Path) -> str:
     """Every run that is known, a line each, done or missing, and their numbers."""
     read = reader(cells)
-    rows = [
-        {"stage": stage, "task": spec.task, "model": spec.model, "tuning": spec.tuning, "method": spec.method}
-        | {"epsilon": f"{spec.epsilon:g}", "rate": f"{spec.learning_rate:g}", "seed": spec.seed, "key": spec.key}
-        | {"state": "missing" if read(spec) is None else "done"}
-        for stage, specs in stages(profile, read).items()
-        for spec in specs
-    ]
-    frame = pd.DataFrame(rows)
+    known = [(stage, spec) for stage, specs in stages(profile, read).items() for spec in specs]
+    missing = {spec for _, spec in known if read(spec) is None}
+    lines = [f"{stage:8} {'missing' if spec in missing else 'done':7} {spec.key} {spec}" for stage, spec in known]
     unknown = _unknown(profile, read)
     more = f", and at most {unknown} not known yet, whose searches are not done" if unknown else ""
-    return f"{frame.to_string(index=False)}\n\n{(frame.state == 'done').sum()} of {len(frame)} known runs done{more}"
+    return "\n".join([*lines, "", f"{len(known) - len(missing)} of {len(known)} known runs done{more}"])
 
 
 def write_specs(profile: str, cells: Path, folder: Path) -> None:

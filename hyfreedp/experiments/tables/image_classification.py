@@ -14,18 +14,18 @@ from hyfreedp.experiments.models.image_models import MODELS, Tuning
 from hyfreedp.experiments.runs.cells import reader
 from hyfreedp.experiments.store.files import markdown_table
 from hyfreedp.experiments.store.paths import workspace
-from hyfreedp.experiments.store.provenance import versions_of
 from hyfreedp.experiments.store.verdicts import (
     COMPARABLE,
     POOR,
     Verdict,
+    Whose,
     mean_interval,
     means_in_words,
     over_data_sets,
 )
 from hyfreedp.experiments.tables import paper, plan
 from hyfreedp.experiments.tables.grid import train_missing
-from hyfreedp.experiments.tables.plan import COLUMNS, LEARNED, RATES, ROWS, SCALES, TABLE, Scale, entries, table
+from hyfreedp.experiments.tables.plan import COLUMNS, LEARNED, RATES, ROWS, SCALES, TABLE, TITLES, Scale, entries, table
 from hyfreedp.experiments.tasks.registry import TASKS
 
 CELL = ["profile", *plan.CELL]
@@ -74,22 +74,19 @@ def summarise(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def paper_numbers() -> pd.DataFrame:
-    """The paper's accuracies in percent: ``tuning``, ``epsilon``, ``row``, ``model``, ``dataset``, ``value``, ``std``.
+    """The paper's accuracies in percent: ``tuning``, ``epsilon``, ``row``, ``model``, ``dataset``, ``value``.
 
-    ``row`` is our name of its method. Numbers that two of its tables print are the main table's; deviations are printed
-    in its appendix alone, for full fine-tuning.
+    ``row`` is our name of its method. Numbers that two of its tables print are the main table's.
     """
     printed = pd.concat([paper.load(name) for name in PAPER_TABLES])
-    keys = [*PAPER_PLACE, "method"]
-    found = printed.drop_duplicates(keys)[[*keys, "value"]].dropna(subset="value")
-    found = found.merge(paper.load("app_cv_main")[[*keys, "std"]], on=keys, how="left")
+    found = printed.drop_duplicates([*PAPER_PLACE, "method"]).dropna(subset="value")
     names = [
         {"tuning": tuning, "method": row.paper, "row": name}
         for name, row in ROWS.items()
         for tuning in ("full", "bitfit")
         if row.paper and row.paper_tuning in (None, tuning)
     ]
-    return found.merge(pd.DataFrame(names), on=["tuning", "method"])[[*PAPER_PLACE, "row", "value", "std"]]
+    return found.merge(pd.DataFrame(names), on=["tuning", "method"])[[*PAPER_PLACE, "row", "value"]]
 
 
 def beside_paper(summary: pd.DataFrame) -> pd.DataFrame:
@@ -212,7 +209,9 @@ def judged(rows: pd.DataFrame) -> list[Verdict]:
     Where HyFreeDP is compared with a search, places whose rate is not :func:`within_reach` are left out: notebook 12
     counts them, once.
     """
-    theirs, decided = paper_numbers(), []
+    theirs, decided = paper_numbers().pivot(index=PAPER_PLACE, columns="row", values="value"), []
+    theirs["grid_extended"] = theirs.grid  # from whose rate its DP-hyper starts, too
+    finite = np.isfinite(theirs.index.get_level_values("epsilon"))
     for claim in CLAIMS:
         at = rows[np.isfinite(rows.epsilon) == claim.private]
         versus: dict[str, Any] = {"against": claim.worse, "tuning": claim.tuning}
@@ -225,18 +224,25 @@ def judged(rows: pd.DataFrame) -> list[Verdict]:
             continue
         outcome, number = over_data_sets(points, claim.least)
         number += f"; left out, beyond reach: {means_in_words(left_out)}" if len(left_out) else ""
-        wide = theirs[np.isfinite(theirs.epsilon) == claim.private].pivot(
-            index=PAPER_PLACE, columns="row", values="value"
-        )
-        wide["grid_extended"] = wide.grid  # from whose rate its DP-hyper starts, too
-        if claim.better in wide and claim.worse in wide:
-            printed = wide[claim.better] - wide[claim.worse]
+        if claim.better in theirs and claim.worse in theirs:
+            printed = (theirs[claim.better] - theirs[claim.worse])[finite == claim.private]
             printed = printed if claim.tuning is None else printed.loc[[claim.tuning]]
             number += f" (paper: {printed.mean():+.1f})"
-        decided.append(
-            Verdict(claim.text, outcome, number, "ours" if claim.text == OURS else "the paper's", claim.case)
-        )
+        whose: Whose = "ours" if claim.text == OURS else "the paper's"
+        decided.append(Verdict(claim.text, outcome, number, whose, claim.case))
     return decided
+
+
+def _versions(rows: pd.DataFrame) -> str:
+    """In a line: how many numbers are of which version, and which methods have those of a rarer one alone."""
+    rows = rows.dropna(subset="version_hyfreedp")
+    counts = rows.version_hyfreedp.value_counts()
+    versions = rows.groupby(rows.row.map(TITLES), sort=False).version_hyfreedp.agg(set)
+    told = []
+    for version, number in counts.items():
+        names = versions.index[(versions == {version}) & (version != counts.index[0])]
+        told.append(f"{version} ({number:,}{': all of ' * bool(len(names))}{', '.join(names)})")
+    return f"Versions, with their numbers of runs: {'; '.join(told)}."
 
 
 def markdown(rows: pd.DataFrame) -> str:
@@ -253,15 +259,6 @@ def markdown(rows: pd.DataFrame) -> str:
         line = [row.title, "yes" if row.covered else "no", f"{found['mean']:+.1f}", reach]
         lines.append([*line, "–" if math.isnan(loss) else f"{loss:.2f}"])
     return f"{markdown_table([*columns, 'log loss, nats'], lines)}\n\n{_versions(rows)}"
-
-
-def _versions(rows: pd.DataFrame) -> str:
-    return versions_of(rows.replace({"row": titles()}), "row")
-
-
-def titles() -> dict[str, str]:
-    """Of all rows, by name."""
-    return {name: row.title for name, row in ROWS.items()}
 
 
 def markdown_by_place(rows: pd.DataFrame) -> str:
@@ -287,18 +284,15 @@ def rates(rows: pd.DataFrame, cells: Path) -> pd.DataFrame:
 
     Columns are ``step``, ``eta`` and what ``NUMBER`` names.
     """
+    columns = ["key", "step", "eta"]
     committed = workspace().results / rows.profile.iloc[0] / RATES
-    known = pd.read_csv(committed) if committed.exists() else pd.DataFrame(columns=["key", "step", "eta"])
-    by_key = dict(list(known.groupby("key")[["step", "eta"]]))
-    names, found = [*CELL, "seed"], []
-    for row in rows[rows.row.isin(LEARNED)].dropna(subset="key").to_dict("records"):
-        path = cells / f"{row['key']}.csv"
-        steps = pd.read_csv(path, usecols=["step", "eta"]) if path.exists() else by_key.get(row["key"])
-        if steps is not None:
-            found.append(steps[["step", "eta"]].assign(**{name: row[name] for name in names}))
-    none = pd.DataFrame(columns=["step", "eta", *names])
-    none = none.astype({name: float for name in ("step", "eta", "epsilon")})
-    return pd.concat(found, ignore_index=True) if found else none
+    known = pd.read_csv(committed, usecols=columns) if committed.exists() else pd.DataFrame(columns=columns)
+    learned = rows[rows.row.isin(LEARNED)].dropna(subset="key")
+    files = {key: path for key in learned.key.unique() if (path := cells / f"{key}.csv").exists()}
+    own = [pd.read_csv(path, usecols=["step", "eta"]).assign(key=key) for key, path in files.items()]
+    steps = pd.concat([known[~known.key.isin(files)], *own])
+    found = learned[[*CELL, "seed", "key"]].merge(steps, on="key").drop(columns="key")
+    return found.astype({"step": float, "eta": float})
 
 
 def comparisons(rows: pd.DataFrame) -> pd.DataFrame:

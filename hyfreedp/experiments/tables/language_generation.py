@@ -23,8 +23,7 @@ from hyfreedp.experiments.tables import paper, plan
 from hyfreedp.experiments.tables.grid import train_missing
 from hyfreedp.experiments.tables.image_classification import CLOSE, OURS
 from hyfreedp.experiments.tables.plan import CELL, NUMBER, ROWS, Learner, Scale, entries, finals, searches, table
-from hyfreedp.experiments.tasks.language_tasks import LanguageTask
-from hyfreedp.experiments.tasks.registry import TASKS
+from hyfreedp.experiments.tasks.language_tasks import LANGUAGE_TASKS, LanguageTask
 
 METRICS = ("BLEU", "NIST", "METEOR", "ROUGE_L", "CIDEr")
 TABLE = "language_generation.csv"
@@ -36,7 +35,7 @@ CLAIMS: dict[str, tuple[str, Whose, str, dict[str, float]]] = {  # by row: text,
     "prodigy": ('Tab. "gpt2": Prodigy does not perform well', "the paper's", "", _POORLY),
     "hyfreedp_robust": (OURS, "ours", "texts of E2E", _WELL),
 }
-TITLES = {name: row.title for name, row in ROWS.items()} | {START: "public start, not trained"}
+TITLES = plan.TITLES | {START: "public start, not trained"}
 
 # The extended grid costs three runs more per epsilon, and stands in for the paper's where time is no matter.
 _ROWS = ("grid", "grid_extended", "dadaptation", "prodigy", "reference", "hyfreedp_paper", "hyfreedp_robust")
@@ -73,18 +72,18 @@ def scored(scale: Scale, profile: str, cells: Path, *, train: bool = True, jobs:
     committed = workspace().results / profile / TABLE
     if train:
         train_missing(entries(scale), cells, jobs=jobs)
-        public_start(learner, cells)
     records = {spec.key: found for spec in finals(entries(scale), read) if (found := read(spec)) is not None}
     rows = table(scale, read)
-    first = {name: getattr(learner, name) for name in ("task", "model", "tuning")}
+    first = {name: getattr(learner, name) for name in plan.LEARNER}
     first |= {"epsilon": 0.0, "row": START, "seed": 0, "runs": 0}
-    if (path := _start_path(learner, cells)).exists():
-        records[path.stem] = start = json.loads(path.read_text(encoding="utf-8"))
-        first |= {"accuracy": start["accuracy"], "epsilon_run": 0.0, "key": path.stem}
+    start = public_start(learner, cells, train=train)
+    if start.exists():
+        records[start.stem] = json.loads(start.read_text(encoding="utf-8"))
+        first |= {"accuracy": records[start.stem]["accuracy"], "epsilon_run": 0.0, "key": start.stem}
     rows = pd.DataFrame([first, *rows.to_dict("records")], columns=rows.columns)
     lines = [
         {"key": key, "perplexity": math.exp(record["loss"])}
-        | _scores(key, _task(learner), record["outputs"], cells)
+        | _scores(key, LANGUAGE_TASKS[learner.task], record["outputs"], cells)
         | columns_of(record)
         for key, record in tqdm(records.items(), desc="scores", unit="run", delay=10, leave=False)
     ]
@@ -113,29 +112,21 @@ def record(cells: Path, results: Path, *, train: bool, jobs: int = 1) -> str:
     return f"{path}: {len(rows)} numbers, {rows.accuracy.isna().sum()} of them still missing; {kept} runs"
 
 
-def public_start(learner: Learner, cells: Path) -> dict[str, Any]:
-    """``accuracy`` and ``loss`` of the test part's tokens, and ``outputs``, before private training; kept as a cell."""
-    path = _start_path(learner, cells)
-    if not path.exists():
-        task = _task(learner)
+def public_start(learner: Learner, cells: Path, *, train: bool) -> Path:
+    """A file like a cell's: ``accuracy`` and ``loss`` of the test part's tokens, and ``outputs``, before any training.
+
+    Made if it is missing and ``train`` is set.
+    """
+    task = LANGUAGE_TASKS[learner.task]
+    named = {"task": learner.task, "model": learner.model, "weights": task.architecture(learner.model).checksum()}
+    path = cells / f"start-{key_of(named)}.json"
+    if train and not path.exists():
         model = task.model(seed=0, name=learner.model)
         found = task.evaluate(model, task.datasets("test", learner.model)[1], learner.model)
-        outputs = task.outputs(model, learner.model)
-        record: dict[str, Any] = {"accuracy": found.accuracy, "loss": found.loss, "outputs": outputs}
-        record |= {"date": str(date.today()), "environment": environment()}
-        write_text(path, json.dumps(record, indent=1))
-    return json.loads(path.read_text(encoding="utf-8"))
-
-
-def _task(learner: Learner) -> LanguageTask:
-    task = TASKS[learner.task]
-    assert isinstance(task, LanguageTask)
-    return task
-
-
-def _start_path(learner: Learner, cells: Path) -> Path:
-    weights = _task(learner).architecture(learner.model).checksum()
-    return cells / f"start-{key_of({'task': learner.task, 'model': learner.model, 'weights': weights})}.json"
+        record: dict[str, Any] = {"accuracy": found.accuracy, "loss": found.loss}
+        record |= {"outputs": task.outputs(model, learner.model), "date": str(date.today())}
+        write_text(path, json.dumps(record | {"environment": environment()}, indent=1))
+    return path
 
 
 def _scores(key: str, task: LanguageTask, outputs: list[str], cells: Path) -> dict[str, Any]:

@@ -91,6 +91,7 @@ DESKTOP_ROWS = (
 )
 # Whose rates are recorded step by step: they are learned, or follow an estimate.
 LEARNED = ("hyfreedp_robust", "hyfreedp_paper", "dadaptation", "prodigy")
+TITLES = {name: row.title for name, row in ROWS.items()}
 SPLIT_BUDGET = ("dp_hyper", "random_search")  # without privacy there is no budget to split: they are the grid search
 
 
@@ -151,12 +152,6 @@ class Entry:
     epsilon: float
     row: str
     seed: int
-
-    @property
-    def number(self) -> tuple[object, ...]:
-        """What names its line of :func:`table`: the columns of ``NUMBER``."""
-        learner = self.learner
-        return learner.task, learner.model, learner.tuning, self.epsilon, self.row, self.seed
 
     def searches(self) -> list[Spec]:
         """The runs on validation data from which the rate, or the model, is chosen; none if there is no choice."""
@@ -257,7 +252,8 @@ def table(scale: Scale, read: Reader) -> pd.DataFrame:
     for entry in entries(scale):
         final, runs = entry.final(read), entry.searches()
         record = None if final is None else read(final)
-        line: dict[str, Any] = dict(zip(NUMBER, entry.number, strict=True))
+        line: dict[str, Any] = {name: getattr(entry.learner, name) for name in LEARNER}
+        line |= {"epsilon": entry.epsilon, "row": entry.row, "seed": entry.seed}
         line["runs"] = len(runs) + (final not in runs)
         if final is not None and record is not None:
             scored = [read(run) for run in runs if run.learning_rate == final.learning_rate]
@@ -289,7 +285,8 @@ def filled(rows: pd.DataFrame, committed: pd.DataFrame) -> pd.DataFrame:
     return pd.concat([known[kept], rows[~kept]]).sort_index().astype({"runs": int})
 
 
-CELL = ["task", "model", "tuning", "epsilon", "row"]
+LEARNER = ["task", "model", "tuning"]
+CELL = [*LEARNER, "epsilon", "row"]
 NUMBER = [*CELL, "seed"]  # what names a number of a table
 COLUMNS = (
     *(*NUMBER, "accuracy", "loss", "learning_rate"),

@@ -168,7 +168,7 @@ def comparison(found: pd.DataFrame, targets: Sequence[float], runs: Sequence[flo
     ``runs`` are mean numbers of runs of a random search.
     """
     pairs = RATES * THRESHOLDS
-    printed = [  # method, setting, title, searches eta, searches R_g, the paper's percent
+    printed = [
         ("hyfreedp", GAMMA, "HyFreeDP, gamma = 1.01", "no", "no", "<1"),
         ("adaptive clipping", QUANTILE_PART, "adaptive clipping, sigma_b = B/20", "yes", "no", "20"),
         ("split", KEPT, "DP-hyper as simulated: 85 % kept", "yes", "no", "15"),
@@ -180,16 +180,10 @@ def comparison(found: pd.DataFrame, targets: Sequence[float], runs: Sequence[flo
         ("grid search", RATES, f"automatic clipping, {RATES} rates, all counted", "yes", "no", "0"),
         ("grid search", pairs, f"vanilla, {RATES} x {THRESHOLDS} pairs, all counted", "yes", "yes", "0"),
     ]
-    rows = []
-    for method, setting, title, rate, threshold, percent in printed:
-        for target in targets:
-            row = found.loc[(method, setting, target)]
-            rows.append(
-                {"method": title, "searches_eta": rate, "searches_R_g": threshold}
-                | {"epsilon": target, "paper_percent": percent}
-                | {"share_percent": row.share_percent, "noise_percent": row.noise_percent}
-            )
-    return pd.DataFrame(rows)
+    columns = ["way", "setting", "method", "searches_eta", "searches_R_g", "paper_percent"]
+    numbers = found.rename_axis(["way", "setting", "epsilon"]).reset_index()
+    rows = pd.DataFrame(printed, columns=columns).merge(numbers[numbers.epsilon.isin(targets)], on=["way", "setting"])
+    return rows[[*columns[2:5], "epsilon", "paper_percent", "share_percent", "noise_percent"]]
 
 
 def judged(share: pd.Series, by_gamma: pd.Series, epsilon: float, runs: Sequence[float]) -> list[Verdict]:

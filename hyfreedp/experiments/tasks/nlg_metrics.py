@@ -9,7 +9,6 @@ byte for byte, as is the tokeniser's.
 from __future__ import annotations
 
 import math
-import re
 import shutil
 from collections import Counter
 from collections.abc import Sequence
@@ -18,11 +17,10 @@ from itertools import zip_longest
 
 import sacrebleu
 from nltk import ngrams
-from nltk.tokenize import TreebankWordTokenizer
 from pycocoevalcap.cider.cider import Cider
 from pycocoevalcap.meteor.meteor import Meteor
 from pycocoevalcap.rouge.rouge import Rouge
-from pycocoevalcap.tokenizer.ptbtokenizer import PUNCTUATIONS, PTBTokenizer
+from pycocoevalcap.tokenizer.ptbtokenizer import PTBTokenizer
 from sacrebleu.tokenizers.tokenizer_13a import Tokenizer13a
 
 LONGEST_NGRAM = 5
@@ -37,8 +35,7 @@ def scores(references: Sequence[Sequence[str]], outputs: Sequence[str]) -> dict[
         outputs: one text for each instance.
 
     Returns:
-        The scores; METEOR is None where there is no Java. ROUGE_L and CIDEr are then computed with an approximation of
-        their tokeniser, which needs Java too.
+        The scores; the last three are None where there is no Java, which METEOR and the tokeniser of all three need.
 
     Raises:
         ValueError: other than one output for each instance, or no instance, or one without references.
@@ -47,13 +44,12 @@ def scores(references: Sequence[Sequence[str]], outputs: Sequence[str]) -> dict[
         raise ValueError(f"need one output for each instance, got {len(outputs)} for {len(references)}")
     if empty := [number for number, texts in enumerate(references, start=1) if not texts]:
         raise ValueError(f"every instance needs a reference, instance {empty[0]} has none")
-    java = shutil.which("java") is not None
-    targets = _tokenized(list(references), java)
-    candidates = _tokenized([[output] for output in outputs], java)
-    return {
-        "BLEU": bleu(references, outputs),
-        "NIST": nist(references, outputs),
-        "METEOR": _meteor(targets, candidates) if java else None,
+    found: dict[str, float | None] = {"BLEU": bleu(references, outputs), "NIST": nist(references, outputs)}
+    if not shutil.which("java"):
+        return found | dict.fromkeys(("METEOR", "ROUGE_L", "CIDEr"))
+    targets, candidates = _tokenized(references), _tokenized([[output] for output in outputs])
+    return found | {
+        "METEOR": _meteor(targets, candidates),
         "ROUGE_L": float(Rouge().compute_score(targets, candidates)[0]),
         "CIDEr": float(Cider().compute_score(targets, candidates)[0]),
     }
@@ -119,16 +115,6 @@ def _meteor(targets: dict[int, list[str]], candidates: dict[int, list[str]]) -> 
             scorer.lock.release()
 
 
-def _tokenized(texts: Sequence[Sequence[str]], java: bool) -> dict[int, list[str]]:
+def _tokenized(texts: Sequence[Sequence[str]]) -> dict[int, list[str]]:
     """Lower case, split like the Penn treebank, without punctuation."""
-    if java:
-        return PTBTokenizer().tokenize({i: [{"caption": text} for text in group] for i, group in enumerate(texts)})
-    split = TreebankWordTokenizer().tokenize
-    return {
-        i: [
-            # That tokeniser parts a full stop from its word only at the end of the text.
-            " ".join(word for word in split(re.sub(r"\.(?=\s)", " .", text.lower())) if word not in PUNCTUATIONS)
-            for text in group
-        ]
-        for i, group in enumerate(texts)
-    }
+    return PTBTokenizer().tokenize({i: [{"caption": text} for text in group] for i, group in enumerate(texts)})

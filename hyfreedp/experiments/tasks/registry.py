@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from torch import nn
 from torch.utils.data import TensorDataset, default_collate
@@ -100,27 +101,22 @@ def _small(title: str, load: Callable[[], Arrays], size: int, features: int, mod
     return Task(title, load, size, size * 4 // 5, features, 10, models, batch_size=500, steps=100, delta=1e-4)
 
 
-def _images(name: str, classes: int) -> Task:
+def _images(name: str, classes: int, part: int | None = None) -> Task:
+    """All images of a set; or so many of its training images and all for the test: a table in hours of two cores."""
     known = datasets.IMAGES[name]
-    size = known.sizes[0]
-    steps = IMAGE_EPOCHS * math.ceil(size / IMAGE_BATCH)
-    data = (f"{known.title} ({size:,} images)", lambda: datasets.images(name), size, known.validation_start, 0, classes)
-    return Task(*data, IMAGE_MODELS, IMAGE_BATCH, steps, delta=size**-1.1)
-
-
-def _part_of_images(name: str, classes: int) -> Task:
-    """20,000 of the training images and all test images: an accuracy table in hours of two cores."""
-    title = f"{datasets.IMAGES[name].title} ({PART:,} images)"
-    data = (title, lambda: datasets.some_images(name, PART), PART, PART * 4 // 5, 0, classes)
-    return Task(*data, IMAGE_MODELS, PART_BATCH, IMAGE_EPOCHS * PART // PART_BATCH, delta=PART**-1.1, evaluations=5)
+    size, batch, evaluations = (known.sizes[0], IMAGE_BATCH, 20) if part is None else (part, PART_BATCH, 5)
+    load = partial(datasets.images, name) if part is None else partial(datasets.some_images, name, part)
+    start = known.validation_start if part is None else part * 4 // 5
+    data = (f"{known.title} ({size:,} images)", load, size, start, 0, classes)
+    return Task(*data, IMAGE_MODELS, batch, IMAGE_EPOCHS * math.ceil(size / batch), size**-1.1, evaluations)
 
 
 TASKS: dict[str, Task | LanguageTask] = {
     "digits": _small("digits (1,500 images)", datasets.digits, 1500, 64, ("mlp", "vit8_d64_p4", "vit8_glyphs")),
     "classification": _small("make_classification (8,000)", datasets.classification, 8000, 40, ("mlp",)),
-    "cifar10_20k": _part_of_images("cifar10", 10),
-    "gtsrb_20k": _part_of_images("gtsrb", 43),
-    "fashion_20k": _part_of_images("fashion_mnist", 10),
+    "cifar10_20k": _images("cifar10", 10, PART),
+    "gtsrb_20k": _images("gtsrb", 43, PART),
+    "fashion_20k": _images("fashion_mnist", 10, PART),
     "cifar10": _images("cifar10", 10),
     "cifar100": _images("cifar100", 100),
     "svhn": _images("svhn", 10),
