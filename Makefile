@@ -14,7 +14,7 @@ install: .venv/.installed  ## create .venv with the versions of constraints.txt 
 
 course: .venv/.installed  ## open the course in JupyterLab; ARGS=students: pack it into build/, without solutions
 ifeq ($(ARGS),students)
-	$(BIN)/python -m hyfreedp.experiments.book.students
+	$(BIN)/python tools/course/students.py
 else
 	$(BIN)/jupyter lab --ServerApp.root_dir='$(CURDIR)' notebooks/00_primer.ipynb $(ARGS)
 endif

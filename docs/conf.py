@@ -1,6 +1,10 @@
 """The site: ``make docs``. The source folder is the repository, so that links work there and here alike."""
 
+import sys
 from importlib import metadata
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).with_name("_extensions")))
 
 project = "hyfreedp"
 author = "The hyfreedp developers"
@@ -10,7 +14,7 @@ extensions = [
     "myst_nb",
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
-    "hyfreedp.experiments.book.site",
+    "course_site",
 ]
 root_doc = "docs/index"
 templates_path = ["_templates"]

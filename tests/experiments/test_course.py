@@ -9,12 +9,13 @@ from dataclasses import replace
 import jupytext
 import nbformat
 import pytest
+import students
 from scipy.stats import norm
 
 from hyfreedp import calibrate_noise
 from hyfreedp.accounting.accountants import composed_epsilon
 from hyfreedp.experiments.accounting_of_the_paper import SOUND, Counting, calibrate
-from hyfreedp.experiments.book import exercises, notebooks, students
+from hyfreedp.experiments.book import exercises, notebooks
 from hyfreedp.experiments.book.answers import truth
 from hyfreedp.experiments.store.paths import ROOT
 from hyfreedp.experiments.studies import bias_variance, noise_split

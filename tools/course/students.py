@@ -1,4 +1,4 @@
-"""The course for students: ``python -m hyfreedp.experiments.book.students`` packs ``build/hyfreedp-course.zip``.
+"""The course for students: ``python tools/course/students.py`` packs ``build/hyfreedp-course.zip``.
 
 Whatever gives answers away stays out; what checks an answer is written so that nobody reads it by accident. A link to a
 file that is not in the zip becomes plain text.
