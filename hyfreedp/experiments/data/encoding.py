@@ -91,10 +91,7 @@ def encode_prompts(tokenizer: PreTrainedTokenizerBase, meanings: Sequence[str]) 
 def _ids(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[list[int]]:
     if not texts:
         raise ValueError("there must be at least one text to encode, got none")
-    distinct = list(dict.fromkeys(texts))  # many references share a meaning
-    ids = tokenizer(distinct, add_special_tokens=False, return_attention_mask=False)["input_ids"]
-    known = dict(zip(distinct, ids, strict=True))
-    return [known[text] for text in texts]
+    return tokenizer(list(texts), add_special_tokens=False, return_attention_mask=False)["input_ids"]
 
 
 def _separator(tokenizer: PreTrainedTokenizerBase) -> int:

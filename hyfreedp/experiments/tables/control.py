@@ -49,26 +49,16 @@ def compared(profile: str) -> pd.DataFrame:
     path = RESULTS / profile / "control.csv"
     if not path.exists():
         return pd.DataFrame()
-    found = pd.read_csv(path).rename(columns={"learning_rate": "first_rate"})
+    names = {"learning_rate": "first_rate", "final_eta": "last_rate", "epsilon_spent": "epsilon_true"}
+    found = pd.read_csv(path).rename(columns=names)
     numbers = pd.read_csv(RESULTS / profile / TABLE)
     numbers = numbers[numbers.row == "grid"].assign(profile=profile)
     grid = numbers.assign(within=within_reach(numbers)).groupby(PLACE)
-    found = found.join(grid.agg(grid=("accuracy", "mean"), within=("within", "all")), on=PLACE).assign(
-        points=lambda rows: 100 * (rows.accuracy - rows.grid)
-    )
-    return (
-        found.assign(accuracy=100 * found.accuracy)
-        .groupby([*PLACE, "method", "first_rate"], sort=False)
-        .agg(
-            accuracy=("accuracy", "mean"),
-            points=("points", "mean"),
-            last_rate=("final_eta", "mean"),
-            epsilon_true=("epsilon_spent", "mean"),
-            within=("within", "all"),
-            runs=("seed", "size"),
-        )
-        .reset_index()
-    )
+    found = found.join(grid.agg(grid=("accuracy", "mean"), within=("within", "all")), on=PLACE)
+    found = found.assign(points=100 * (found.accuracy - found.grid), accuracy=100 * found.accuracy)
+    by_rate = found.groupby([*PLACE, "method", "first_rate"], sort=False)
+    means = by_rate[["accuracy", "points", "last_rate", "epsilon_true"]].mean()
+    return means.assign(within=by_rate.within.all(), runs=by_rate.size()).reset_index()
 
 
 def cases(found: pd.DataFrame) -> list[Verdict]:

@@ -131,7 +131,6 @@ def paired(rows: pd.DataFrame, row: str, *, against: str | None = None, tuning: 
         pairs), and ``low`` and ``high``, its 95 % t interval (NaN for fewer than three data sets): places of one share
         its images; and ``pairs``, their number.
     """
-    rows = rows if "profile" in rows else rows.assign(profile="")
     other = best_grid(rows) if against is None else rows[rows.row == against].dropna(subset="accuracy")
     ours = rows[rows.row == row].dropna(subset="accuracy")
     pairs = ours.merge(other, on=[*PLACE, "seed"], suffixes=("", "_other"))
