@@ -54,7 +54,7 @@ exit status: 0; 1 if a run failed; 2 if the command is wrong, 130 if interrupted
 def _accuracy(options: argparse.Namespace) -> None:
     here = workspace()
     rows = small_tasks.run(here.cells, here.results / "laptop" / "accuracy.csv", seeds=options.seeds, jobs=options.jobs)
-    print(small_tasks.markdown(rows))
+    print(small_tasks.gaps(rows).round(1).to_string(index=False))
 
 
 def _slides(options: argparse.Namespace) -> None:

@@ -10,7 +10,7 @@ import pandas as pd
 from hyfreedp.experiments.runs.cells import run_cells, tabulate
 from hyfreedp.experiments.runs.methods import EXTENDED_GRID
 from hyfreedp.experiments.runs.spec import Spec
-from hyfreedp.experiments.store.files import markdown_table, write_csv
+from hyfreedp.experiments.store.files import write_csv
 from hyfreedp.experiments.store.verdicts import Verdict, by_row, means_in_words
 from hyfreedp.experiments.tables.image_classification import CHOSEN_HERE, OURS, highest_rate
 from hyfreedp.experiments.tasks.registry import TASKS as TASK_OF
@@ -84,16 +84,3 @@ def judged(compared: pd.DataFrame) -> list[Verdict]:
         Verdict(FIRST_RATE_CLAIM, by_row(list(tuned <= limit)), told),
         Verdict(OURS, "not shown", number, "ours", "the best of 16 runs by test accuracy, from scratch"),
     ]
-
-
-def markdown(rows: pd.DataFrame) -> str:
-    """The study in words of the command ``accuracy``: mean accuracy in percent (points to the best of the grid)."""
-    columns = {"robust": ("robust", FIRST_RATE), "0.02 with linear decay": REFERENCE}
-    columns |= {"paper, from 1e-4": ("paper", FIRST_RATE)}
-    table, lines = gaps(rows).set_index(["task", "epsilon", "method", "learning_rate"]).sort_index(), []
-    for task, epsilon in product(TASKS, EPSILONS):
-        chosen = table.loc[task, epsilon]
-        best = chosen.iloc[0]
-        cells = [f"{chosen['mean'][column]:.1f} ({chosen['gap'][column]:+.1f})" for column in columns.values()]
-        lines.append([task, f"{epsilon:g}", f"{best.best:.1f} ({best.best_rate:g}, {best.best_method})", *cells])
-    return markdown_table(["Task", "epsilon", "best of the grid", *columns], lines)
