@@ -101,7 +101,7 @@ def means_in_words(values: pd.Series) -> str:
     return words + (f"; mean {means.mean():+.1f}" if len(means) > 1 else ", one data set")
 
 
-def over_data_sets(values: pd.Series, least: float = -math.inf, most: float = math.inf) -> tuple[Outcome, str]:
+def over_data_sets(values: pd.Series, least: float) -> tuple[Outcome, str]:
     """Of a claim about points of accuracy, on every data set alike; and the numbers in words.
 
     Places of one data set (its models, budgets and what is trained) are no independent witnesses: they are averaged
@@ -109,16 +109,16 @@ def over_data_sets(values: pd.Series, least: float = -math.inf, most: float = ma
 
     Args:
         values: a number per place, the mean over its seeds, indexed by its data set.
-        least, most: the marks; one of them.
+        least: the mark.
     """
     means = list(values.groupby(level=0, sort=False).mean())
-    outcome, words = by_data_sets(values, least, most), means_in_words(values)
+    outcome, words = by_data_sets(values, least), means_in_words(values)
     if len(means) > 2:
         low, high = mean_interval(means)
         words += f" (95 %: {low:+.1f} to {high:+.1f})"
-    needed = would_decide(means, least if math.isfinite(least) else most)
+    needed = would_decide(means, least)
     if outcome == "not shown" and needed:
-        words += f"; {needed if needed <= 100 else 'more than 100'} data sets would decide"
+        words += f"; {needed if needed <= 100 else 'more than 100'} such data sets would decide"
     return outcome, words
 
 
