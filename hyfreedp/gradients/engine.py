@@ -22,7 +22,7 @@ from hyfreedp.gradients.clipping import Clipping, bounded_factors
 from hyfreedp.gradients.guard import unchanged
 from hyfreedp.gradients.isolation import SingleSample
 from hyfreedp.gradients.mapped import Gradients, Pass
-from hyfreedp.gradients.per_sample import MEMORY_BUDGET, Instantiated, inexact_norms, norms_of, widened
+from hyfreedp.gradients.per_sample import MEMORY_BUDGET, Instantiated, inexact_norms, norms_of, sum_in_blocks, widened
 from hyfreedp.gradients.pieces import Begin, Decisions, Partition, Piece, Regroup
 from hyfreedp.pytorch.devices import without_autocast
 from hyfreedp.pytorch.layers import parameters_of
@@ -224,7 +224,7 @@ class GradientEngine:
             factors = factors if all_kept else factors[kept]
             for p in list(gradients) if len(factors) else ():
                 g = gradients.pop(p)
-                added = (g if all_kept else g.select(kept)).weighted_sum(factors).view_as(p)
+                added = sum_in_blocks(g if all_kept else g.select(kept), factors).view_as(p)
                 self._sums[p] = self._sums[p].double().add_(added) if p in self._sums else widened(added).contiguous()
         return norms
 

@@ -57,7 +57,7 @@ class EmbeddingRows(PerSampleGradients):
         """The sum of these gradients and others of shape (B, entries, d), in float32 or wider."""
         return widened(tables).scatter_add(1, self.ids[..., None].expand_as(self.rows), widened(self.rows))
 
-    def select(self, samples: Tensor) -> EmbeddingRows:
+    def select(self, samples: Tensor | slice) -> EmbeddingRows:
         return EmbeddingRows(self.ids[samples], self.rows[samples], self.entries)
 
 
@@ -69,7 +69,10 @@ class TiedTable(PerSampleGradients):
 
     @cached_property
     def squared_norms(self) -> Tensor:
-        """<head_i, embedding_i> = sum_ts left_it[id_is] <right_it, row_is> is added twice, with its rounding."""
+        """<head_i, embedding_i> = sum_ts left_it[id_is] <right_it, row_is> is added twice, with its rounding.
+
+        Uses that cancel count as a quarter of what they are: the sums over samples are of each use alone, and round so.
+        """
         ids, rows = self.embedding.ids, widened(self.embedding.rows)
         left, right = widened(self.head.left), widened(self.head.right)
         picked = left.gather(2, ids[:, None, :].expand(-1, left.shape[1], -1))
@@ -78,7 +81,8 @@ class TiedTable(PerSampleGradients):
         rounding = (squares[0] * squares[1] * squares[2] * rows.shape[1]).sqrt()
         rounding = rounding * relative_rounding(left.shape[2], right.shape[2], left.dtype)
         cross = 2 * (cross + rounding) + (0 if self.head.norm_error is None else self.head.norm_error)
-        return self.embedding.squared_norms + self.head.squared_norms + cross
+        separate = self.embedding.squared_norms + self.head.squared_norms
+        return torch.maximum(separate + cross, separate / 4)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         return self.embedding.weighted_sum(weights) + self.head.weighted_sum(weights)
@@ -86,7 +90,7 @@ class TiedTable(PerSampleGradients):
     def instantiate(self) -> Tensor:
         return self.embedding.added_to(self.head.instantiate())
 
-    def select(self, samples: Tensor) -> TiedTable:
+    def select(self, samples: Tensor | slice) -> TiedTable:
         return TiedTable(self.embedding.select(samples), self.head.select(samples))
 
 

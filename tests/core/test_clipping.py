@@ -16,7 +16,7 @@ from opacus import GradSampleModule
 from torch import Tensor, nn
 from twins import Built
 
-from hyfreedp.data.batches import stack_records
+from hyfreedp.data.batches import Loss, stack_records
 from hyfreedp.gradients import AbadiClipping, AutomaticClipping, NoClipping, make_engine
 
 EXAMPLES = [mlp, groupnorm_convnet, conv1d_net, tied_language_model]
@@ -313,3 +313,40 @@ def test_one_record_more_moves_a_sum_of_equal_ones_by_one_clip(build, numbers):
         engine.add(lambda record: record[1] * model(record[0]).float().square().mean(), (x[:count], signs[:count]))
         sums.append(engine.clipped_sums(list(model.parameters()))[0].double())
     assert float((sums[1] - sums[0]).norm()) < 1.0001
+
+
+def hovering(records: int) -> Tensor:
+    """(records, 1): each 4,096 begin with one that decides whether sums of the rest round up, above 2^11, or down."""
+    spacing = 2.0**-13  # of the float32 numbers below 2^11
+    around = torch.tensor([1 - 0.9 * spacing, -1 + 3.1 * spacing]).repeat(1024)
+    return torch.cat([torch.ones(2048), around]).repeat(-(-records // 4096))[:records, None]
+
+
+def moved(table: nn.Embedding, loss: Loss, batch: tuple[Tensor, ...], clip: float) -> float:
+    """How far the first record moves the sum, in clips."""
+    sums = []
+    for start in (0, 1):
+        engine = make_engine(table, AbadiClipping(clip))
+        engine.add(loss, tuple(t[start:] for t in batch))
+        sums.append(engine.clipped_sums([table.weight])[0].double())
+    return float((sums[1] - sums[0]).norm()) / clip
+
+
+def test_one_record_more_does_not_decide_how_the_sum_of_others_rounds() -> None:
+    """It moved the sum of 16,385 records by two clips, and of 65,537 by five."""
+    table = nn.Embedding(1, 64)
+    loss = lambda record: (table(torch.zeros(1, dtype=torch.long)) * record[0]).sum()  # noqa: E731
+    assert moved(table, loss, (hovering(16385) / 8,), 1.0) < 1.01
+
+
+def test_uses_of_a_table_that_cancel_in_a_record_do_not_in_the_rounding_of_sums() -> None:
+    """It moved the sum of 4,096 records by 77 clips."""
+    table, embedded = nn.Embedding(4, 64), hovering(4096) * 128
+    hidden = torch.cat([1 / 8 - embedded[:1], -embedded[1:]])[..., None].expand(-1, 1, 64)
+
+    def loss(record: tuple[Tensor, Tensor]) -> Tensor:
+        embedding = (table(torch.ones(1, 1, dtype=torch.long)) * record[0]).sum()
+        return embedding + nn.functional.linear(record[1], table.weight)[..., 1].sum()
+
+    _, norms = make_engine(table, NoClipping()).add(loss, (embedded, hidden))
+    assert moved(table, loss, (embedded, hidden), float(norms.max())) < 1.01
