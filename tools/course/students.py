@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import zipfile
 import zlib
 from pathlib import Path
 
 from hyfreedp.experiments.store.files import replacing
 from hyfreedp.experiments.store.paths import workspace
+from hyfreedp.experiments.store.provenance import git
 
 FOLDER = "hyfreedp-course"
 # Sources of notebooks have the solutions, the tests their numbers.
@@ -47,9 +47,7 @@ def _without_links(text: str, folder: Path, missing: set[str]) -> str:
 
 
 def _tracked(root: Path, *patterns: str) -> list[str]:
-    command = ["git", "ls-files", "-z", "--", ".", *patterns]
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
-    return [name for name in done.stdout.split("\0") if name]
+    return [name for name in git("ls-files", "-z", "--", ".", *patterns, root=root).split("\0") if name]
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ from __future__ import annotations
 import filecmp
 import json
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,7 +19,7 @@ from hyfreedp.experiments.book.exercises import with_solutions, without_solution
 from hyfreedp.experiments.store import archive
 from hyfreedp.experiments.store.files import replacing, write_text
 from hyfreedp.experiments.store.paths import workspace
-from hyfreedp.experiments.store.provenance import environment
+from hyfreedp.experiments.store.provenance import environment, git
 from hyfreedp.experiments.store.verdicts import Whose, scoreboard
 
 # Whatever lies elsewhere is a source: it must be committed before outputs are made of it.
@@ -90,9 +89,5 @@ def uncommitted() -> list[str]:
         RuntimeError: the workspace is no git repository.
     """
     apart = [f":(exclude,top,glob){name}" for name in _OUTPUTS]
-    command = ["git", "status", "--porcelain", "--untracked-files=all", "-z", "--", ":(top)", *apart]
-    try:
-        done = subprocess.run(command, cwd=workspace().root, capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError) as error:
-        raise RuntimeError(f"outputs are made in a git repository only, and git failed: {error}") from error
-    return [line[3:] for line in done.stdout.split("\0") if line]
+    told = git("status", "--porcelain", "--untracked-files=all", "-z", "--", ":(top)", *apart, root=workspace().root)
+    return [line[3:] for line in told.split("\0") if line]

@@ -40,13 +40,19 @@ def try_cells(
     specs: Sequence[Spec], folder: Path, *, jobs: int, description: str
 ) -> Iterator[tuple[Spec, dict[str, Any] | Exception]]:
     """As :func:`run_cells`: each cell, as it ends, with its record or the error that it failed with."""
-    if all((folder / f"{spec.key}.json").exists() for spec in specs):
-        jobs = 1
-    if jobs > 1:
-        for spec in {(spec.task, spec.source): spec for spec in specs}.values():
+    missing = [spec for spec in specs if not (folder / f"{spec.key}.json").exists()]
+    without_data: dict[Any, Exception] = {}
+    for data, spec in {(spec.task, spec.source): spec for spec in missing}.items():
+        try:
             _ = spec.problem.source  # downloaded and decoded once, here, and not by every worker
-    ended = Parallel(jobs, return_as="generator_unordered")(delayed(_tried)(spec, folder) for spec in specs)
-    yield from tqdm(ended, total=len(specs), desc=description, unit="run", disable=not description)
+        except (OSError, ValueError) as error:
+            without_data[data] = error
+    failed = {spec: without_data[data] for spec in missing if (data := (spec.task, spec.source)) in without_data}
+    yield from failed.items()
+    ready = [spec for spec in specs if spec not in failed]
+    runs = Parallel(jobs if missing else 1, return_as="generator_unordered")
+    ended = runs(delayed(_tried)(spec, folder) for spec in ready)
+    yield from tqdm(ended, total=len(ready), desc=description, unit="run", disable=not description)
 
 
 def _tried(spec: Spec, folder: Path) -> tuple[Spec, dict[str, Any] | Exception]:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import date
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -61,10 +62,17 @@ def made_by(rows: pd.DataFrame) -> str:
     return "; ".join(f"version {one}, {a if a == b else f'{a} to {b}'}" for one, a, b in dates.itertuples())
 
 
+def git(*words: str, root: Path) -> str:
+    """What a git command prints; RuntimeError if it fails, as outside a repository."""
+    try:
+        return subprocess.run(["git", *words], cwd=root, capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise RuntimeError(f"git failed in {root}: {error}") from error
+
+
 def commit() -> str:
     """The repository's commit, with "-dirty" if files differ from it; "unknown" outside a repository."""
-    command = ["git", "describe", "--always", "--dirty"]
     try:
-        return subprocess.run(command, cwd=workspace().root, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
+        return git("describe", "--always", "--dirty", root=workspace().root).strip()
+    except RuntimeError:
         return "unknown"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +15,6 @@ from hyfreedp.experiments.store.files import write_csv, write_text
 from hyfreedp.experiments.store.provenance import columns_of
 from hyfreedp.experiments.tables import plan
 from hyfreedp.experiments.tables.plan import Entry, Reader, entries, finals, searches
-from hyfreedp.experiments.tasks.registry import TASKS
 
 RECORDED_STEPS = 50  # of a run whose learning rate is recorded
 
@@ -53,9 +52,7 @@ def run(profile: str, cells: Path, results: Path, *, jobs: int = 1) -> int:
     trained = 0
     for stage in ("finals", "searches", "finals"):  # first those that need no search
         missing = [spec for spec in stages(profile, read)[stage] if spec not in failed and read(spec) is None]
-        failed |= _without_data(missing)
-        ready = [spec for spec in missing if spec not in failed]
-        for spec, result in try_cells(ready, cells, jobs=jobs, description=f"{profile}, {stage}" if ready else ""):
+        for spec, result in try_cells(missing, cells, jobs=jobs, description=f"{profile}, {stage}" if missing else ""):
             if isinstance(result, Exception):
                 failed[spec] = result
             else:
@@ -134,14 +131,3 @@ def write_specs(profile: str, cells: Path, folder: Path) -> None:
             (folder / stage).unlink(missing_ok=True)
         else:
             write_text(folder / stage, "".join(f"{spec.key}\n" for spec in specs))
-
-
-def _without_data(specs: Sequence[Spec]) -> dict[Spec, Exception]:
-    """The runs whose data cannot be had, which is found out once per task."""
-    errors: dict[str, Exception] = {}
-    for task in dict.fromkeys(spec.task for spec in specs):
-        try:
-            _ = TASKS[task].source
-        except (OSError, ValueError) as error:
-            errors[task] = error
-    return {spec: errors[spec.task] for spec in specs if spec.task in errors}
