@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from opacus.accountants import RDPAccountant
 from scipy import optimize
 from scipy.stats import binom, norm
-from splits import effective, vanilla
 
 from hyfreedp.accounting import NoiseSplit, calibrate_noise, epsilon, privacy_loss
 from hyfreedp.accounting.accountants import composed_epsilon, grid
@@ -29,6 +28,17 @@ from hyfreedp.accounting.search import LARGEST_NOISE, SMALLEST_NOISE, smallest_n
 # A budget that asks for a noise multiplier of 4, so that a PLD takes a few ms.
 CHEAP = dict(target_epsilon=0.5, target_delta=1e-5, sample_rate=0.1, steps=20, interval=4, probe="losses")
 PAPER = dict(allocation="constant")
+
+
+def vanilla(split: NoiseSplit) -> NoiseSplit:
+    """DP-SGD without probes at the split's sigma."""
+    noise = {"sigma_gradient": split.sigma, "sigma_gradient_probe": split.sigma}
+    return dataclasses.replace(split, probe="none", vote_steps=(), **noise)
+
+
+def effective(split: NoiseSplit) -> float:
+    """sigma_eff of a step that probes losses, written out."""
+    return (split.sigma_gradient_probe**-2 + 3 * split.sigma_loss**-2) ** -0.5
 
 
 # ---- never above the target, and not needlessly below --------------------------------------------------------------

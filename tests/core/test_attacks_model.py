@@ -30,7 +30,6 @@ from twins import (
     sgd,
     train,
 )
-from twins import cross_entropy as losses
 
 from hyfreedp.errors import Refused
 from hyfreedp.gradients import AbadiClipping, AutomaticClipping, make_engine
@@ -60,12 +59,12 @@ def test_a_frozen_batch_norm_that_wakes_up_is_refused_before_it_sees_the_batch(p
     model = nn.Sequential(nn.BatchNorm1d(5), make_model()).double()
     model[0].requires_grad_(False).eval()
     optimizer, (batch,) = by_hand(model, preset=preset), make_batches([8])
-    optimizer.step(losses(model), batch)
+    optimizer.step(cross_entropy(model), batch)
     model.train()
     with refused(optimizer, r"layer '0' \(BatchNorm1d\) .*call .eval\(\) of such layers again"):
         optimizer.step(lambda batch: pytest.fail("the batch was seen"), batch)
     model[0].eval()
-    optimizer.step(losses(model), batch)
+    optimizer.step(cross_entropy(model), batch)
     model[1][2] = nn.BatchNorm1d(7, affine=False, track_running_stats=False)
     with refused(optimizer, "layer '1.2'"):
         optimizer.step(lambda batch: pytest.fail("the batch was seen"), batch)
@@ -126,7 +125,7 @@ def test_a_sparse_buffer_stays_as_it_is():
     """As the neighbours in a graph."""
     model, (batch,) = make_model(), make_batches([8])
     model.neighbours = nn.Buffer(torch.eye(3).to_sparse())
-    by_hand(model).step(losses(model), batch)
+    by_hand(model).step(cross_entropy(model), batch)
     assert torch.equal(model.neighbours.to_dense(), torch.eye(3))
 
 
@@ -141,7 +140,7 @@ def test_a_record_does_not_decide_which_parameters_are_trained(trained):
         batch[0][-1] *= 300
 
         def loss(b, model=model, decides=decides):
-            value = losses(model)(b)
+            value = cross_entropy(model)(b)
             if decides and bool(b[0].abs().max() > 50):
                 model[0].requires_grad_(trained)
             return value
@@ -264,7 +263,7 @@ def test_a_generator_of_the_losss_own_is_refused():
     model, generator = make_model(), torch.Generator().manual_seed(0)
     optimizer, (batch,) = by_hand(model, target_epsilon=3.0), make_batches([8])
     with refused(optimizer, "draws from a random generator of its own"):
-        optimizer.step(lambda b: losses(model)((b[0] + torch.randn(5, generator=generator), b[1])), batch)
+        optimizer.step(lambda b: cross_entropy(model)((b[0] + torch.randn(5, generator=generator), b[1])), batch)
 
 
 # -- precision ---------------------------------------------------------------------------------------------------------

@@ -7,6 +7,9 @@ import re
 import pytest
 import torch
 from cases import each
+from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
+from dp_accounting.pld import PLDAccountant
+from dp_accounting.rdp import RdpAccountant
 from twins import by_hand, make_data, make_model, make_private, steps, train
 
 from hyfreedp import PrivacyEngine, Statement, calibrate_noise, total_epsilon
@@ -85,9 +88,6 @@ def test_the_unit_is_the_owner_or_the_records_of_a_person():
 
 def test_zcdp_is_that_of_each_gaussian_alone():
     """k^2 / (2 sigma^2) for each release; and no smaller than what dp-accounting's order 2 makes of it."""
-    from dp_accounting import GaussianDpEvent, SelfComposedDpEvent
-    from dp_accounting.rdp import RdpAccountant
-
     for k in (1, 3):
         statement = planned(records_per_person=k)
         accountant = RdpAccountant([2.0, 32.0])
@@ -176,9 +176,6 @@ def test_a_file_without_a_statement_is_one_line_and_status_2(name, content, mess
 
 def by_dp_accounting(statements, delta):
     """The same composition by dp-accounting's own accountant and events."""
-    from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
-    from dp_accounting.pld import PLDAccountant
-
     accountant = PLDAccountant(value_discretization_interval=1e-3)
     for one in statements:
         for sigma, count in releases(one.split, one.steps):

@@ -17,6 +17,10 @@ from hyfreedp.experiments.tasks.scores import evaluate, losses_of
 from hyfreedp.gradients import AbadiClipping
 
 QUICK = Spec(method="robust", epsilon=1.0, steps=12)
+OTHERS = (
+    Spec(method="adaptive", epsilon=1.0, learning_rate=0.01, clipping_threshold=0.1, steps=12),
+    Spec(method="prodigy", learning_rate=1.0, epsilon=math.inf, steps=12),
+)
 
 
 @pytest.fixture(scope="module")
@@ -25,20 +29,7 @@ def whole(tmp_path_factory):
     return tmp_path_factory.mktemp("whole")
 
 
-@pytest.mark.parametrize(
-    "spec",
-    [
-        QUICK,
-        *(
-            pytest.param(spec, marks=pytest.mark.whole)
-            for spec in (
-                Spec(method="adaptive", epsilon=1.0, learning_rate=0.01, clipping_threshold=0.1, steps=12),
-                Spec(method="prodigy", learning_rate=1.0, epsilon=math.inf, steps=12),
-            )
-        ),
-    ],
-    ids=lambda spec: spec.method,
-)
+@pytest.mark.parametrize("spec", [QUICK, *(pytest.param(spec, marks=pytest.mark.whole) for spec in OTHERS)])
 def test_a_killed_cell_resumes_to_the_same_record(whole, tmp_path, monkeypatch, spec):
     reference = run_cell(spec, whole)
     monkeypatch.setattr(train, "CHECKPOINT_SECONDS", 0.0)

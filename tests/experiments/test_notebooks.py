@@ -20,11 +20,7 @@ def test_there_are_notebooks_and_every_one_has_its_twin():
     assert SOURCES
     found = workspace().notebooks.rglob("[0-9][0-9]_*.ipynb")
     twins = {path for path in found if "." not in path.stem}  # nbconvert's are somebody's own
-    assert {path(source) for source in SOURCES for path in (of_students, notebooks.solutions)} == twins
-
-
-def of_students(source):
-    return source.with_suffix(".ipynb")
+    assert {path for one in SOURCES for path in (one.with_suffix(".ipynb"), notebooks.solutions(one))} == twins
 
 
 @pytest.mark.parametrize("source", SOURCES)

@@ -92,27 +92,16 @@ def test_noise_has_its_distribution_and_is_bound_to_the_sums(secure, device):
 # -- whole runs --------------------------------------------------------------------------------------------------------
 
 
-def run(device, preset, tuning="full", *, steps=6, stop=None, **settings):
-    """A private run on a device; its optimizer."""
-    torch.manual_seed(0)
-    model = make_model(tuning, dropout=0.1).to(device)
+def run(device, preset, tuning="full", *, steps=6, stop=None, seed=0, checkpoint=None, **settings):
+    """A private run on a device, from its beginning or from a checkpoint; its optimizer."""
+    torch.manual_seed(seed)
+    model = make_model(tuning, dropout=0.1, seed=0 if tuning == "lora" else seed).to(device)
     settings = {"target_epsilon": 8.0, "preset": preset, "steps": steps} | settings
     _, optimizer, loader = make_private(model, adamw(model), **settings)
+    if checkpoint:
+        PrivacyEngine().load_checkpoint(path=checkpoint, module=model, optimizer=optimizer)
     go_on(optimizer, loader, device, stop)
     return optimizer
-
-
-def resumed(device, preset, tuning="full", *, steps, stop, path):
-    """The end of a run that was saved after some of its steps, and loaded into another model on the same device."""
-    first = run(device, preset, tuning, steps=steps, stop=stop)
-    PrivacyEngine().save_checkpoint(path=path, module=first.module, optimizer=first)
-    torch.manual_seed(7)
-    model = make_model(tuning, dropout=0.1, seed=0 if tuning == "lora" else 1).to(device)
-    settings = {"target_epsilon": 8.0, "preset": preset, "steps": steps}
-    model, second, loader = make_private(model, adamw(model), **settings)
-    PrivacyEngine().load_checkpoint(path=path, module=model, optimizer=second)
-    go_on(second, loader, device)
-    return second
 
 
 def without_noise(device, **settings):
@@ -136,7 +125,9 @@ def go_on(optimizer, loader, device, stop=None):
 @pytest.mark.parametrize("preset", ["robust", "paper", "fixed"])
 def test_a_run_goes_on_bit_for_bit(preset, tuning, device, tmp_path):
     whole = run(device, preset, tuning, steps=8)
-    second = resumed(device, preset, tuning, steps=8, stop=5, path=tmp_path / "run")
+    first = run(device, preset, tuning, steps=8, stop=5)
+    PrivacyEngine().save_checkpoint(path=tmp_path / "run", module=first.module, optimizer=first)
+    second = run(device, preset, tuning, steps=8, seed=7, checkpoint=tmp_path / "run")
     assert torch.equal(flat(whole.module), flat(second.module)) and str(whole.history) == str(second.history)
 
 
