@@ -76,12 +76,7 @@ class LanguageTask:
         return self.load().source
 
     def with_source(self, source: str) -> LanguageTask:
-        """This task on the documents of a file, or of a name that the package ``datasets`` knows.
-
-        Raises:
-            ValueError: it has too few documents, or cannot be read; see
-                :func:`hyfreedp.experiments.data.texts.documents_from`.
-        """
+        """This task on the documents of a file, see :func:`read_documents`."""
         texts = read_documents(source)
         size = len(texts.train)
         return replace(
@@ -207,10 +202,10 @@ read_e2e, read_synthetic = cache(e2e), cache(synthetic)
 
 @cache
 def read_documents(source: str) -> Texts:
-    """The documents of a file or data set: in one fixed random order, the last tenth of them for the test.
+    """The documents of a file: in one fixed random order, the last tenth of them for the test.
 
     Raises:
-        ValueError: there are fewer than two batches of them.
+        ValueError: there are fewer than two batches of them, or it cannot be read, see ``texts.documents_from``.
     """
     documents = documents_from(source)
     size = len(documents) - len(documents) // TEST_SHARE
