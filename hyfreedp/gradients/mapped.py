@@ -33,7 +33,7 @@ from hyfreedp.gradients import functorch, operations
 from hyfreedp.gradients.functorch import Level, is_wrapped
 from hyfreedp.gradients.isolation import Isolated
 from hyfreedp.gradients.per_sample import Instantiated, PerSampleGradients
-from hyfreedp.gradients.pieces import Decisions, Regroup
+from hyfreedp.gradients.pieces import Decisions, Piece, Regroup
 from hyfreedp.gradients.tables import add_uses
 from hyfreedp.pytorch.devices import without_autocast
 
@@ -72,6 +72,9 @@ def _is_ordinary(func: Any) -> bool:
 
 class Unmappable(RuntimeError):
     """The loss does something that cannot be mapped, so its samples are computed one at a time."""
+
+
+_OWN_ERRORS = (Unmappable, Refused, Regroup)
 
 
 class Pass(Isolated):
@@ -122,6 +125,7 @@ class Pass(Isolated):
         # Compiled functions run as they were written; torch._dynamo is imported where there are any.
         eager: Any = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
         with eager, functorch.maps_marked(self._marked), self.level:
+            value = None
             try:
                 with self:
                     value = loss([self.of_sample(t) for t in copies])
@@ -129,6 +133,8 @@ class Pass(Isolated):
                 raised, self._raised = self._raised, None
                 try:
                     if raised is not None:  # even if the loss caught it, since it would catch it for all samples
+                        if value is not None and self.level.size > 1 and not isinstance(raised, _OWN_ERRORS):
+                            raise Regroup(Piece.halved)  # so that others are not computed alone for one of them
                         raise raised
                 finally:
                     del raised  # its traceback would keep this frame, and all tensors of the pass, alive
