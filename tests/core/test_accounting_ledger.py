@@ -11,9 +11,6 @@ def make_split(**changes):
     return calibrate_noise(**plan | changes)
 
 
-LOOKS = {"probe": "look", "vote_steps": (1, 4)}
-
-
 def run(ledger, steps):
     for _ in range(steps):
         ledger.record(ledger.steps)
@@ -43,7 +40,7 @@ def test_a_probe_or_look_out_of_turn_is_refused_and_not_counted():
 
 def test_a_look_and_the_gradient_after_it_are_one_step():
     """Released at once in the books: the look counts the whole step, and its gradient nothing more."""
-    split = make_split(**LOOKS)
+    split = make_split(probe="look", vote_steps=(1, 4))
     ledger = PrivacyLedger(split)
     ledger.record(10)
     before = ledger.epsilon()

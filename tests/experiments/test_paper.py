@@ -2,7 +2,6 @@
 
 import math
 
-import pandas as pd
 import pytest
 
 from hyfreedp.experiments.tables import paper
@@ -30,10 +29,6 @@ SPOTS = [
 ]
 
 
-def _frame(table: str) -> pd.DataFrame:
-    return paper.load(table).set_index(KEYS)
-
-
 @pytest.mark.parametrize("table", COUNTS)
 def test_every_printed_number_is_there_once(table):
     frame = paper.load(table)
@@ -44,7 +39,7 @@ def test_every_printed_number_is_there_once(table):
 
 @pytest.mark.parametrize(("table", "row", "value"), SPOTS)
 def test_numbers_read_by_eye(table, row, value):
-    assert _frame(table).value[row] == value
+    assert paper.load(table).set_index(KEYS).value[row] == value
 
 
 def test_the_printed_ratios_are_those_of_the_minutes():

@@ -29,9 +29,6 @@ def bare(**special):
 GPT2_LIKE = bare(bos_token="<eos>", eos_token="<eos>")  # one special token, as GPT-2's tokenizer
 
 
-# Data sets
-
-
 ROWS = [[f"name[{i % 7}], near[A, B]", f'He said "yes", £{i}, Café\nof {i}'] for i in range(25)]
 TEST_ROWS = [["a", "1"], ["b", "2"], ["a", "3"]]
 
@@ -68,8 +65,6 @@ def test_e2e_reads_every_row_and_keeps_meanings_together(fake_e2e, tmp_path, fol
     assert not set(meanings[: found.validation_start]) & set(meanings[found.validation_start :])
 
 
-# Documents
-
 DOCUMENTS = ["First one, of two lines.", "Zweites, mit Ümlaut."]
 
 
@@ -80,9 +75,6 @@ def test_documents_of_both_kinds_of_file(tmp_path):
     for name in ("a.txt", "a.jsonl"):
         assert documents_from(str(tmp_path / name)) == DOCUMENTS
         assert checksum_of(str(tmp_path / name)) == hashlib.sha256((tmp_path / name).read_bytes()).hexdigest()
-
-
-# Tokenizer
 
 
 CHARACTERS = st.integers(0, 0x10FFFF).filter(lambda code: not 0xD800 <= code < 0xE000).map(chr)
@@ -97,15 +89,12 @@ def test_any_text_comes_back(text):
 
 
 def test_the_committed_tokenizer_is_what_the_code_makes():
-    """It was made in another process, whose hash seed was random: the same vocabulary, in the same order."""
+    """Of public texts alone, in another process, whose hash seed was random: the same vocabulary, in the same order."""
     made = json.loads(train_tokenizer(public_texts(), VOCABULARY).backend_tokenizer.to_str())
     committed = json.loads(COMMITTED.read_text(encoding="utf-8"))
     assert made["model"] == committed["model"] and made["added_tokens"] == committed["added_tokens"]
     assert len(OURS) == VOCABULARY
     assert OURS.convert_tokens_to_ids(["<pad>", "<bos>", "<eos>", "<sep>"]) == [0, 1, 2, 3]
-
-
-# Sequences
 
 
 @pytest.mark.parametrize(("tool", "separator", "padding"), [(OURS, 3, 0), (GPT2_LIKE, 2, 2)])
@@ -128,9 +117,3 @@ def test_pairs_and_prompts_as_a_slow_twin_makes_them(tool, separator, padding):
         assert ids[i].tolist() == [padding] * left + prompt
         assert mask[i].tolist() == [0] * left + [1] * len(prompt)
     assert {tensor.dtype for tensor in (tokens, labels, ids, mask)} == {torch.int64}
-
-
-def test_private_words_have_not_shaped_the_vocabulary():
-    """Words of the private domain alone take several tokens, those of the public one a single token."""
-    assert [len(OURS(f" {word}")["input_ids"]) for word in ("hotel", "museum", "visitor")] == [1, 1, 1]
-    assert all(len(OURS(f" {word}")["input_ids"]) > 1 for word in ("Italian", "restaurant", "customer", "children"))
