@@ -66,7 +66,7 @@ def scored(scale: Scale, profile: str, cells: Path, *, train: bool = True, jobs:
 
     Returns:
         The columns of :func:`hyfreedp.experiments.tables.plan.table` (``accuracy`` is that of test tokens),
-        ``perplexity``, ``METRICS`` (METEOR is NaN without Java), and versions and hardware.
+        ``perplexity``, ``METRICS`` (the last three are NaN without Java), and versions and hardware.
     """
     learner, read = scale.learners[0], reader(cells)
     committed = workspace().results / profile / TABLE
