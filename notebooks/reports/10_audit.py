@@ -59,10 +59,11 @@ import pandas as pd
 import seaborn as sns
 from scipy.stats import norm
 
+from hyfreedp import auditing
 from hyfreedp.accounting.accountants import composed_epsilon
 from hyfreedp.accounting.split import SQUARED_L2_SENSITIVITY
 from hyfreedp.experiments.accounting_of_the_paper import delta_curve
-from hyfreedp.experiments.audits import campaign, one_run
+from hyfreedp.experiments.audits import campaign
 from hyfreedp.experiments.audits.attack import Score
 from hyfreedp.experiments.audits.releases import epsilon_bound
 from hyfreedp.experiments.book.exercises import check
@@ -244,7 +245,7 @@ plots.folded("All training runs", audited.style.hide(axis="index").format(precis
 
 # %%
 best = canaries.loc[canaries.lower_bound.idxmax()]
-ceiling = one_run.perfect_bound(int(best.guesses), int(best.canaries), campaign.DELTA, confidence)
+ceiling = auditing.perfect_bound(int(best.guesses), int(best.canaries), campaign.DELTA, confidence)
 figure, axis = plt.subplots(figsize=(9, 4))
 targets = ["without noise" if target == inf else f"{target:g}" for target in canaries.target]
 shown = canaries.assign(claimed=targets, method=canaries.method.map(campaign.TITLES))
@@ -332,7 +333,7 @@ verdict("10_audit", decided, **saved)
 
 # %%
 largest_bound = None
-check(largest_bound, lambda: campaign.largest_bound(100))
+check(largest_bound, lambda: auditing.epsilon_bound(100, 100, 100, delta=0.0))
 
 # %% [markdown] tags=["solution"]
 # *Solution.* The bound solves $(e^\varepsilon/(1 + e^\varepsilon))^m = 0.05$: with $p = 0.05^{1/m}$ it is $\log(p/(1 - p))$, about $\log(m/3)$. A one-run
@@ -341,7 +342,7 @@ check(largest_bound, lambda: campaign.largest_bound(100))
 # %% tags=["solution"]
 p = 0.05 ** (1 / 100)
 largest_bound = log(p / (1 - p))
-check(largest_bound, lambda: campaign.largest_bound(100))
+check(largest_bound, lambda: auditing.epsilon_bound(100, 100, 100, delta=0.0))
 
 # %% [markdown]
 # 2. At which noise multiplier $\sigma_l$ does a probe of three losses reveal as much as one number of sensitivity 1 with noise of 10?

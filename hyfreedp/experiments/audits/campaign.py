@@ -10,8 +10,8 @@ import numpy as np
 import pandas as pd
 
 from hyfreedp import NoiseSplit
-from hyfreedp.auditing import epsilon_bound, lower_bound
-from hyfreedp.experiments.accounting_of_the_paper import Composition, Counting, calibrate
+from hyfreedp.auditing import lower_bound
+from hyfreedp.experiments.accounting_of_the_paper import Accountant, Composition, Counting, calibrate
 from hyfreedp.experiments.audits import one_run, releases
 from hyfreedp.experiments.store.files import cached
 from hyfreedp.experiments.studies.noise_split import COARSENESS
@@ -56,15 +56,12 @@ def deltas_of(records: int) -> list[float]:
 
 
 def joint_splits(
-    *, epsilon: float, records: int, batch_size: int, steps: int, interval: int, accountant: str
+    *, epsilon: float, records: int, batch_size: int, steps: int, interval: int, accountant: Accountant
 ) -> dict[Composition, NoiseSplit]:
     """The paper's split of epsilon at the first of :func:`deltas_of`, its noise chosen by either way of counting."""
     plan: dict[str, Any] = {"target_delta": deltas_of(records)[0], "sample_rate": batch_size / records, "steps": steps}
     plan |= {"interval": interval, "target_epsilon": epsilon}
-    return {
-        count: calibrate(**plan, counting=Counting(accountant, count))  # type: ignore[arg-type]
-        for count in COUNTS
-    }
+    return {count: calibrate(**plan, counting=Counting(accountant, count)) for count in COUNTS}
 
 
 def joint_audits(
@@ -103,8 +100,3 @@ def canary_audits(folder: Path, sizes: dict[str, Any], *, seeds: int, confidence
             scores, included = ([result[column] for result in results] for column in ("score", "included"))
             rows.append(row | lower_bound(scores, included, DELTA, confidence)._asdict())
     return _with_verdicts(pd.DataFrame(rows))
-
-
-def largest_bound(canaries: int) -> float:
-    """The bound of an auditor who is right about all of so many canaries, at delta = 0."""
-    return epsilon_bound(canaries, canaries, canaries, 0.0)

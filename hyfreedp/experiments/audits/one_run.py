@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from hyfreedp import PrivacyEngine
-from hyfreedp.auditing import perfect_bound as perfect_bound  # for notebook 10
 from hyfreedp.data.sampling import PoissonSampler
 from hyfreedp.experiments.data.datasets import digits
 from hyfreedp.experiments.models.image_models import make_model
@@ -38,9 +37,15 @@ def train_with_canaries(
     """
     chosen, task, arrays = METHODS[method], TASKS["digits"], digits()
     random = NoiseGenerator(seed).child("canaries", canaries)
-    images, labels = _with_canaries(*arrays.train, canaries, random)
+    images, labels = arrays.train
+    honest, pixels = len(labels) - canaries, images.shape[1]
+    images = F.pad(images, (0, canaries))  # a pixel more for each canary
+    images[honest:] = 0
+    images[honest:, pixels:] = BRIGHTNESS * torch.eye(canaries)
+    wrong = (random.uniform(canaries) * (int(labels.max()) + 1)).long()
+    labels = torch.cat([labels[:honest], wrong])
     included = random.uniform(canaries).numpy() < 0.5
-    present = np.concatenate([np.ones(len(labels) - canaries, dtype=bool), included])
+    present = np.concatenate([np.ones(honest, dtype=bool), included])
     shape: dict[str, Any] = {"features": images.shape[1], "classes": int(labels.max()) + 1, "seed": seed}
     learned: dict[str, Any] = {"initial_learning_rate": learning_rate} if chosen.searches else {}
     with one_thread():
@@ -78,16 +83,6 @@ def train_with_canaries(
             accuracy = (scorer(padded).argmax(dim=1) == test_labels).double().mean().item()
     told = {"included": included, "score": (before - after)[-canaries:], "accuracy": accuracy}
     return pd.DataFrame(told | {"epsilon": optimizer.epsilon_spent()})
-
-
-def _with_canaries(images: Tensor, labels: Tensor, canaries: int, random: NoiseGenerator) -> tuple[Tensor, Tensor]:
-    """A pixel more per canary; the last records are replaced by canaries."""
-    honest = len(labels) - canaries
-    marked = F.pad(images, (0, canaries))
-    marked[honest:] = 0
-    marked[honest:, images.shape[1] :] = BRIGHTNESS * torch.eye(canaries)
-    wrong = (random.uniform(canaries) * (int(labels.max()) + 1)).long()
-    return marked, torch.cat([labels[:honest], wrong])
 
 
 def _losses(model: nn.Module, images: Tensor, labels: Tensor) -> np.ndarray:

@@ -40,7 +40,6 @@ Each case is written as it ends. With --resume what the record has is kept and n
 to the record, too. Run it on an idle machine.
 
 examples:
-  python -m hyfreedp.experiments.benchmark
   python -m hyfreedp.experiments.benchmark --parts table --models vit_d192 --tunings full --rounds 15
   python -m hyfreedp.experiments.benchmark --device accelerator --models vit_base --tunings full biases
 

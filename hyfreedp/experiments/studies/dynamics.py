@@ -89,41 +89,38 @@ def judged(*parts: pd.DataFrame) -> list[Verdict]:
 
     Where arithmetic keeps a run from the tuned rate, see ``highest_rate``, it is left out.
     """
-    best, one, five, shapes = [], [], [], {}
+    lines = []
     for part in parts:
         for start, table in numbers(part).groupby(level="start", sort=False):
             data, _, first = str(start).partition(", from ")
-            lines, rate = table.droplevel("start"), float(first or STARTS[0])
-            gaps = {}
+            found, rate = table.droplevel("start"), float(first or STARTS[0])
             for k in INTERVALS:
-                if f"K = {k}" in lines.index and highest_rate(part.step.max() + 1, rate, k) >= lines.eta["tuned"]:
-                    gaps[k] = lines.accuracy[f"K = {k}"] - lines.accuracy["tuned"]
-            if gaps and rate == STARTS[0]:
-                best.append((data, max(gaps.values())))
-            if len(gaps) == len(INTERVALS):
-                one.append((data, gaps[1] - max(gaps[5], gaps[10])))
-                five.append((data, gaps[5] - gaps[1]))
-            for k in gaps:
-                shape = lines.loc[f"K = {k}"]
-                shapes[data, f"{start}, K = {k}"] = (shape.peak <= 25) and (shape.end <= 90)
+                if f"K = {k}" in found.index and highest_rate(part.step.max() + 1, rate, k) >= found.eta["tuned"]:
+                    at = found.loc[f"K = {k}"]
+                    gap, early = at.accuracy - found.accuracy["tuned"], at.peak <= 25 and at.end <= 90
+                    lines.append((data, start, rate, k, gap, early))
+    rows = pd.DataFrame(lines, columns=["data", "start", "rate", "K", "gap", "early"])
+    if rows.empty:
+        return []
+    gaps = rows.groupby(["data", "start", "K"], sort=False).gap.first().unstack(sort=False).reindex(columns=INTERVALS)
+    every = gaps.dropna()
     claims = [
-        (CLOSE, best, COMPARABLE, 'Fig. "train curve", from 0.0001 at its best K'),
-        ('Fig. "train curve": K = 1 converges best', one, 0.0, ""),
-        ('Fig. "train curve": K = 5 is as good as K = 1', five, COMPARABLE, ""),
+        (CLOSE, rows[rows.rate == STARTS[0]].groupby(["data", "start"], sort=False).gap.max(), COMPARABLE),
+        ('Fig. "train curve": K = 1 converges best', every[1] - every[[5, 10]].max(axis=1), 0.0),
+        ('Fig. "train curve": K = 5 is as good as K = 1', every[5] - every[1], COMPARABLE),
     ]
-    decided = []
-    for claim, found, mark, case in claims:
-        if found:
-            points = pd.DataFrame(found).set_index(0)[1]
-            decided.append(Verdict(claim, *over_data_sets(points, mark), case=case))
-    if shapes:
-        early = pd.Series(shapes)
-        number = f"{early.sum()} of {len(early)} lines peak in the first quarter and end at most at 0.9 of that"
-        if not early.all():
-            number += f"; not {', '.join(early.index.get_level_values(1)[~early])}"
-        outcome = by_data_sets(early.droplevel(1).astype(float), least=1.0)
-        decided.append(Verdict('Fig. "train curve": thresholds peak early and decrease', outcome, number))
-    return decided
+    cases = {CLOSE: 'Fig. "train curve", from 0.0001 at its best K'}
+    decided = [
+        Verdict(claim, *over_data_sets(points, mark), case=cases.get(claim, ""))
+        for claim, points, mark in claims
+        if len(points)
+    ]
+    number = f"{rows.early.sum()} of {len(rows)} lines peak in the first quarter and end at most at 0.9 of that"
+    if not rows.early.all():
+        late = rows[~rows.early]
+        number += f"; not {', '.join(late.start + ', K = ' + late.K.astype(str))}"
+    outcome = by_data_sets(rows.set_index("data").early.astype(float), least=1.0)
+    return [*decided, Verdict('Fig. "train curve": thresholds peak early and decrease', outcome, number)]
 
 
 # The first learner of profile desktop, CIFAR-10 with all parameters trained, at its larger budget.

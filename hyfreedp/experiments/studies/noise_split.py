@@ -186,23 +186,16 @@ def mu_gdp_table(rows: pd.DataFrame) -> pd.DataFrame:
         ``target``; ``mu_vanilla`` and ``mu_ours`` of the equation, and its ``epsilon``; what vanilla DP-SGD and the
         pair under two compositions really cost.
     """
-    at = rows[rows.accountant == "gdp"].set_index(["composition", "target_epsilon"])
-    found = []
-    for target, pair in at.loc["independent"].sort_index().iterrows():
-        schedule: dict[str, Any] = {"sample_rate": pair.sample_rate, "steps": pair.steps}
-        mu = mu_gdp(sigma=pair.sigma_gradient, **schedule, probe_steps=pair.probe_steps, sigma_loss=pair.sigma_loss)
-        found.append(
-            {
-                "target": target,
-                "mu_vanilla": mu_gdp(sigma=pair.sigma, **schedule),
-                "mu_ours": mu,
-                "epsilon": gdp_epsilon(mu, pair.target_delta),
-                "true_vanilla": pair.vanilla_epsilon,
-                "true_same_batch": at.true_epsilon["same_batch", target],
-                "true_independent": pair.true_epsilon,
-            }
-        )
-    return pd.DataFrame(found)
+    at = rows[rows.accountant == "gdp"].set_index(["composition", "target_epsilon"]).sort_index()
+    lines = []
+    for target, pair in at.loc["independent"].iterrows():
+        run: dict[str, Any] = {"sample_rate": pair.sample_rate, "steps": pair.steps}
+        mu = mu_gdp(**run, sigma=pair.sigma_gradient, probe_steps=pair.probe_steps, sigma_loss=pair.sigma_loss)
+        line = {"target": target, "mu_vanilla": mu_gdp(**run, sigma=pair.sigma), "mu_ours": mu}
+        line |= {"epsilon": gdp_epsilon(mu, pair.target_delta), "true_vanilla": pair.vanilla_epsilon}
+        line |= {"true_same_batch": at.true_epsilon["same_batch", target], "true_independent": pair.true_epsilon}
+        lines.append(line)
+    return pd.DataFrame(lines)
 
 
 CLOSE = 0.05  # of an estimate of epsilon, relative to what is really spent
