@@ -146,8 +146,8 @@ def calibration(
         accountant, composition, loss_mechanism: of the :class:`~hyfreedp.experiments.accounting_of_the_paper.Counting`.
         allocation: "per_step" is the library's own, for a sound way of counting.
         even: the naive even split instead of the calibrated one.
-        measured: adds ``claimed_epsilon`` (as the row counts), ``true_epsilon`` (by PLD, on the same batch),
-            ``vanilla_epsilon`` (of DP-SGD at ``sigma``) and, of a sound row, ``probe_share``.
+        measured: adds ``true_epsilon`` (by PLD, on the same batch), ``vanilla_epsilon`` (of DP-SGD at ``sigma``) and,
+            of a sound row, ``probe_share``.
         **budget: of :func:`hyfreedp.calibrate_noise`.
     """
     counting = Counting(accountant, composition, loss_mechanism)
@@ -161,11 +161,8 @@ def calibration(
     row = split.to_dict() | dataclasses.asdict(counting) | {"even": even, "loss_std": deviation}
     if measured:
         vanilla = (Mechanism(split.sigma), split.steps)
-        row |= {
-            "claimed_epsilon": counting.epsilon(split, coarseness=COARSENESS),
-            "true_epsilon": SOUND.epsilon(split, coarseness=COARSENESS),
-            "vanilla_epsilon": SOUND.cost((vanilla,), split.sample_rate, split.target_delta, COARSENESS),
-        }
+        row["true_epsilon"] = SOUND.epsilon(split, coarseness=COARSENESS)
+        row["vanilla_epsilon"] = SOUND.cost((vanilla,), split.sample_rate, split.target_delta, COARSENESS)
         if counting.sound:
             parts = shares(split, coarseness=COARSENESS)
             row["probe_share"] = 1 - parts["gradients"] / parts["together"]
@@ -213,10 +210,9 @@ def judged(table: pd.DataFrame, targets: Iterable[float]) -> list[Verdict]:
     printed, added, by_gdp = real["rdp", "independent"], real["rdp", "epsilon_sum"], real["gdp", "epsilon_sum"]
     formula = mu_gdp_table(table[table.section == "true cost"]).set_index("target").true_independent
     # Without probes the gradients of a pair are DP-SGD at the same noise.
-    pairs = {target: split_of(rows.loc[("rdp", "independent", target)]) for target in printed.index}
     alone = {
         target: SOUND.cost(((Mechanism(pair.sigma_gradient), pair.steps),), pair.sample_rate, pair.target_delta)
-        for target, pair in pairs.items()
+        for target, pair in rows.loc["rdp", "independent"].iterrows()
     }
     more = [f"{real:.2f} for {alone[target]:.2f}" for target, real in printed.items()]
     return [
