@@ -39,7 +39,10 @@ from hyfreedp.data.sampling import PoissonSampler
 from hyfreedp.gradients import AutomaticClipping
 from hyfreedp.noise import stream as noise
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # of threads that wait for the processes
+pytestmark = [
+    pytest.mark.usefixtures("unbound_noise"),  # a sum over two processes rounds as that of one does not
+    pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning"),  # of threads that wait for the processes
+]
 PATIENCE = 120  # seconds that a test waits for a job; a hanging process fails the test
 NOISE_BOUND = mock.patch.object(noise, "derive", noise.derive)  # as it is outside these tests
 
@@ -69,11 +72,6 @@ class Team:
 
     def run(self, job, **arguments):
         return [answer.exception(PATIENCE) or answer.result() for answer in self.start(job, **arguments)]
-
-
-@pytest.fixture(autouse=True)
-def _comparable(unbound_noise):
-    """A sum over two processes rounds differently from that of one, which bound noise would show."""
 
 
 @pytest.fixture(scope="module")

@@ -120,9 +120,8 @@ def test_a_seed_makes_a_run_reproducible():
     torch.manual_seed(99)
     again, same_batches = run(3)
     assert torch.equal(weights, again) and batches == same_batches
-    for other in (4, 3 + 2**40, 3 + 2**100):
-        other_weights, other_batches = run(other)
-        assert not torch.equal(weights, other_weights) and batches != other_batches
+    other_weights, other_batches = run(3 + 2**100)
+    assert not torch.equal(weights, other_weights) and batches != other_batches
 
 
 def test_an_engine_gives_every_run_keys_of_its_own():

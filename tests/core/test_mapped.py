@@ -126,8 +126,6 @@ LAYERS = [
     parametrizations.orthogonal(nn.Linear(6, 6)),
     nn.InstanceNorm1d(5, affine=True),
     nn.Sequential(nn.Unflatten(1, (5, 1, 1)), nn.Conv3d(5, 5, (1, 1, 3), padding="same")),
-    nn.ConvTranspose1d(5, 5, 3, padding=1),
-    nn.PReLU(5),
 ]
 
 
