@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hyfreedp.curvefit import QuadraticFit, fit_quadratic
+from hyfreedp.curvefit import fit_quadratic
 
 etas = st.lists(st.integers(-20, 20).filter(bool), min_size=2, max_size=8, unique=True)
 
@@ -45,12 +45,6 @@ def test_three_points_are_the_papers_finite_differences():
     assert fit.curvature == pytest.approx((ahead + behind - 2 * here) / eta**2)
     assert fit.slope_std == pytest.approx(0.1 / (math.sqrt(2) * eta))
     assert fit.curvature_std == pytest.approx(0.1 * math.sqrt(6) / eta**2)
-
-
-def test_minimizer():
-    assert fit_quadratic([-1, 0, 1], [2.5, 1.0, 0.5]).minimizer == pytest.approx(1.0)
-    assert QuadraticFit(2.0, 0.0, 1.0).minimizer == math.inf and QuadraticFit(-2.0, 0.0, 1.0).minimizer == -math.inf
-    assert math.isnan(QuadraticFit(0.0, 0.0, 1.0).minimizer)
 
 
 def test_two_distinct_points_make_no_parabola():

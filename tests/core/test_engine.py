@@ -88,9 +88,6 @@ def test_a_run_can_be_given_a_split_made_elsewhere():
         make_private(split=less, preset="paper", steps=10, **PRIVATE)
 
 
-# -- model, optimizer, loader ------------------------------------------------------------------------------------------
-
-
 def test_clipping_is_automatic_with_privacy_and_absent_without():
     for target, chosen, expected in (
         (3.0, None, AutomaticClipping()),

@@ -21,7 +21,6 @@ COUNTS = {
 
 # Read from the paper by eye: first and last numbers, and some from the middle.
 SPOTS = [
-    ("cv_main", ("full", 1, "NonDP-GS", "Vit-Small", "CIFAR10"), 96.49),
     ("cv_main", ("full", math.inf, "D-Adaptation", "Vit-Small", "CIFAR10"), 54.29),
     ("app_cv_main", ("full", math.inf, "HyFreeDP", "Vit-Base", "Food101"), 88.73),
     ("cv_main_eps8", ("bitfit", 8, "HyFreeDP", "Vit-Base", "Food101"), 87.14),
