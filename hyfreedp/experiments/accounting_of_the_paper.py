@@ -106,7 +106,7 @@ class Counting:
             )
         # One grid for everything of a run: with Laplace noise integers alone, or gradients alone would look cheaper.
         orders = INTEGER_ORDERS if self.loss_mechanism == "laplace" else ORDERS
-        return _rdp_epsilon(part, sample_rate, delta, orders)
+        return epsilon_of_rdp(orders, sum(count * _rdp(one, sample_rate, orders) for one, count in part), delta)
 
 
 SOUND = Counting("pld", "same_batch")
@@ -195,11 +195,6 @@ def delta_curve(split: NoiseSplit, composition: Composition, epsilons: Sequence[
             )
             total = total.compose(one.self_compose(count))
     return [float(total.get_delta_for_epsilon(float(value))) for value in epsilons]
-
-
-@lru_cache(maxsize=4096)
-def _rdp_epsilon(part: tuple[Release, ...], sample_rate: float, delta: float, orders: tuple[float, ...]) -> float:
-    return epsilon_of_rdp(orders, sum(count * _rdp(one, sample_rate, orders) for one, count in part), delta)
 
 
 def epsilon_of_rdp(orders: Sequence[float], rdp: ArrayLike, delta: float) -> float:

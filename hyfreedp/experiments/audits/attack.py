@@ -150,8 +150,7 @@ def clopper_pearson(successes: int, trials: int, error: float) -> tuple[float, f
 
 def release_epsilon(probe: Probe, sigma_loss: float, delta: float) -> float:
     """Epsilon of one probe with Gaussian noise on a batch that holds the record for sure: nothing is amplified."""
-    release = (probe_noise(sigma_loss, probe), 1)
-    return composed_epsilon((release,), sample_rate=1.0, delta=delta, accountant="pld")
+    return composed_epsilon([(probe_noise(sigma_loss, probe), 1)], sample_rate=1.0, delta=delta, accountant="pld")
 
 
 def advantage_bound(epsilon: ArrayLike, delta: float) -> np.ndarray:

@@ -46,11 +46,9 @@ def noise_of(folder: Path, budget: dict[str, Any], **choices: Any) -> NoiseSplit
 
 def fall_of_noise(folder: Path, budget: dict[str, Any], records: int, small: int, large: int) -> float:
     """sigma_l / B at the batch size ``small`` divided by that at ``large``, at the same number of steps."""
-    noise = [
-        noise_of(folder, budget | {"sample_rate": size / records}, allocation="per_step").sigma_loss / size
-        for size in (small, large)
-    ]
-    return noise[0] / noise[1]
+    rates = {size: budget | {"sample_rate": size / records} for size in (small, large)}
+    noise = {size: noise_of(folder, at, allocation="per_step").sigma_loss / size for size, at in rates.items()}
+    return noise[small] / noise[large]
 
 
 def calibrated(**arguments: Any) -> pd.DataFrame:

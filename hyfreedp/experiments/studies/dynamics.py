@@ -102,18 +102,16 @@ def judged(*parts: pd.DataFrame) -> list[Verdict]:
     rows = pd.DataFrame(lines, columns=["data", "start", "rate", "K", "gap", "early"])
     if rows.empty:
         return []
-    gaps = rows.groupby(["data", "start", "K"], sort=False).gap.first().unstack(sort=False).reindex(columns=INTERVALS)
-    every = gaps.dropna()
+    lines_of = rows.set_index(["data", "start", "K"]).gap
+    best = lines_of[list(rows.rate == STARTS[0])].groupby(["data", "start"], sort=False).max()
+    every = lines_of.unstack(sort=False).reindex(columns=INTERVALS).dropna()
     claims = [
-        (CLOSE, rows[rows.rate == STARTS[0]].groupby(["data", "start"], sort=False).gap.max(), COMPARABLE),
-        ('Fig. "train curve": K = 1 converges best', every[1] - every[[5, 10]].max(axis=1), 0.0),
-        ('Fig. "train curve": K = 5 is as good as K = 1', every[5] - every[1], COMPARABLE),
+        (CLOSE, best, COMPARABLE, 'Fig. "train curve", from 0.0001 at its best K'),
+        ('Fig. "train curve": K = 1 converges best', every[1] - every[[5, 10]].max(axis=1), 0.0, ""),
+        ('Fig. "train curve": K = 5 is as good as K = 1', every[5] - every[1], COMPARABLE, ""),
     ]
-    cases = {CLOSE: 'Fig. "train curve", from 0.0001 at its best K'}
     decided = [
-        Verdict(claim, *over_data_sets(points, mark), case=cases.get(claim, ""))
-        for claim, points, mark in claims
-        if len(points)
+        Verdict(name, *over_data_sets(points, mark), case=case) for name, points, mark, case in claims if len(points)
     ]
     number = f"{rows.early.sum()} of {len(rows)} lines peak in the first quarter and end at most at 0.9 of that"
     if not rows.early.all():
