@@ -116,9 +116,9 @@ def _noting(failures: dict[str, str], name: str, device: torch.device) -> Iterat
     except Exception as error:
         lines = str(error).strip().splitlines() or [""]
         failures[name] = f"{type(error).__name__}: {lines[0]}"[:200]
-    gc.collect()
-    if (module := backend(device)) is not None:
-        module.empty_cache()
+        gc.collect()
+        if (module := backend(device)) is not None:
+            module.empty_cache()
 
 
 def _statistics(name: str, seconds: pd.DataFrame) -> dict[str, float]:
