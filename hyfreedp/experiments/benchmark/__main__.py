@@ -69,12 +69,15 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         check_count("rounds", options.rounds, 1)
         where = named_device(options.device)
-        for part in options.parts:
-            chosen = [
-                replace(case, contenders=tuple(options.contenders or case.contenders))
-                for case in cases(part, profile)
-                if case.model in (options.models or MODELS) and case.tuning in (options.tunings or get_args(Tuning))
-            ]
+        models, tunings = options.models or MODELS, options.tunings or get_args(Tuning)
+        todo = {
+            part: [case for case in cases(part, profile) if case.model in models and case.tuning in tunings]
+            for part in options.parts
+        }
+        if not any(todo.values()):
+            raise ValueError(f"no case of {', '.join(options.parts)} has one of these models and tunings")
+        for part, found in todo.items():
+            chosen = [replace(case, contenders=tuple(options.contenders or case.contenders)) for case in found]
             if chosen:
                 _record(chosen, folder / PARTS[part], options.resume, where, options.rounds)
     except ValueError as error:
