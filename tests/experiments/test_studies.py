@@ -1,9 +1,11 @@
 """Losses along a run's direction: those that the run saw, without a trace in it."""
 
 import itertools
+from functools import partialmethod
 
 import pytest
 
+from hyfreedp import PrivacyEngine
 from hyfreedp.experiments.runs.spec import Spec
 from hyfreedp.experiments.runs.train import make_run
 from hyfreedp.experiments.studies import landscape
@@ -15,7 +17,10 @@ SPEC = {"method": "paper", "learning_rate": 0.05, "epsilon": 2.0, "interval": 1,
 @pytest.fixture(scope="module")
 def seen():
     """The first records of the run, with the raw losses that its own probes saw."""
-    optimizer, loader = make_run(Spec(**SPEC), diagnostics=True)
+    with pytest.MonkeyPatch.context() as patch:
+        telling = partialmethod(PrivacyEngine.make_private_with_epsilon, diagnostics=True)
+        patch.setattr(PrivacyEngine, "make_private_with_epsilon", telling)
+        optimizer, loader = make_run(Spec(**SPEC))
     batches = itertools.chain.from_iterable(itertools.repeat(loader))
     per_sample_loss = losses_of(optimizer.module)
     return [(optimizer.step(per_sample_loss, batch), len(batch[1])) for batch in itertools.islice(batches, 3)]
