@@ -18,8 +18,8 @@ from torch import Tensor
 # Bytes of gradients that a backward pass may keep for speed; beyond, only those no larger than their factors are kept.
 MEMORY_BUDGET = 2**28
 _LARGEST_RELATIVE_ERROR = 1e-3  # of a squared norm from factors; beyond, the gradient is instantiated
-_BLOCK = 256  # samples that are summed one after the other
-_LARGE = 16  # length of both vectors from which on BLAS adds up blocks of products by itself (MKL's have 192 rows)
+_BLOCK = 256  # numbers that are summed one after the other
+_LARGE, _ROWS_OF_BLAS = 16, 192  # from this length of both vectors on BLAS adds up blocks of so many products (MKL's)
 _MULTIPLICATIONS_PER_ENTRY = 16  # in the time in which an entry of a gradient is written once and read twice
 
 
@@ -27,9 +27,9 @@ class PerSampleGradients(ABC):
     """Gradients g_1 ... g_B of one parameter of shape S."""
 
     @property
-    def sums_blocks(self) -> bool:
-        """Whether :meth:`weighted_sum` adds up sums of a few hundred numbers, rather than all numbers in turn."""
-        return False
+    def block(self) -> int:
+        """Of how many samples :meth:`weighted_sum` adds up a few hundred numbers in turn."""
+        return _BLOCK
 
     @property
     @abstractmethod
@@ -100,9 +100,11 @@ class OuterProducts(PerSampleGradients):
         return self._made(self._source)
 
     @property
-    def sums_blocks(self) -> bool:
-        width = self._made(self._source[:1]).shape[2]
-        return self.left.device.type == "cpu" and min(self.left.shape[2], width) >= _LARGE
+    def block(self) -> int:
+        if self.left.device.type != "cpu":
+            return _BLOCK
+        large = min(self.left.shape[2], self._made(self._source[:1]).shape[2]) >= _LARGE
+        return max(1, _BLOCK * (_ROWS_OF_BLAS if large else 1) // self.left.shape[1])
 
     @property
     def squared_norms(self) -> Tensor:
@@ -199,10 +201,12 @@ def sum_in_blocks(gradients: PerSampleGradients, weights: Tensor) -> Tensor:
 
     One float32 sum of n samples is off by up to n^2 / 2^26 clips, and one record more, which shifts all after it, can
     decide by how many: by 0.25 for 4,096 samples, and that in each piece of a batch. In blocks of b it is n b / 2^26.
+    Tokens are added, too: blocks of factors with T have b / T samples (on a CPU; a GPU's products lose T times more).
     """
-    if len(weights) <= _BLOCK or gradients.sums_blocks:
+    size = gradients.block
+    if len(weights) <= size:
         return gradients.weighted_sum(weights)
-    blocks = [slice(start, start + _BLOCK) for start in range(0, len(weights), _BLOCK)]
+    blocks = [slice(start, start + size) for start in range(0, len(weights), size)]
     return reduce(Tensor.add_, (gradients.select(some).weighted_sum(weights[some]) for some in blocks))
 
 

@@ -84,6 +84,10 @@ class TiedTable(PerSampleGradients):
         separate = self.embedding.squared_norms + self.head.squared_norms
         return torch.maximum(separate + cross, separate / 4)
 
+    @property
+    def block(self) -> int:
+        return min(self.embedding.block, self.head.block)
+
     def weighted_sum(self, weights: Tensor) -> Tensor:
         return self.embedding.weighted_sum(weights) + self.head.weighted_sum(weights)
 

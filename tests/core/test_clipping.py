@@ -315,14 +315,15 @@ def test_one_record_more_moves_a_sum_of_equal_ones_by_one_clip(build, numbers):
     assert float((sums[1] - sums[0]).norm()) < 1.0001
 
 
-def hovering(records: int) -> Tensor:
-    """(records, 1): each 4,096 begin with one that decides whether sums of the rest round up, above 2^11, or down."""
-    spacing = 2.0**-13  # of the float32 numbers below 2^11
-    around = torch.tensor([1 - 0.9 * spacing, -1 + 3.1 * spacing]).repeat(1024)
-    return torch.cat([torch.ones(2048), around]).repeat(-(-records // 4096))[:records, None]
+def hovering(records: int, tokens: int = 1, level: int = 2048) -> Tensor:
+    """(records, tokens): one in 2 ``level`` decides whether sums of those after it round up, above level, or down."""
+    spacing = level * 2.0**-24  # of the float32 numbers below the level
+    around = torch.tensor([1 - 0.9 * spacing, -1 + 3.1 * spacing]).repeat(level * tokens // 2)
+    climbing = torch.eye(1, tokens).repeat(level, 1)
+    return torch.cat([climbing, around.view(level, tokens)]).repeat(-(-records // (2 * level)), 1)[:records]
 
 
-def moved(table: nn.Embedding, loss: Loss, batch: tuple[Tensor, ...], clip: float) -> float:
+def moved(table: nn.Embedding | nn.Linear, loss: Loss, batch: tuple[Tensor, ...], clip: float) -> float:
     """How far the first record moves the sum, in clips."""
     sums = []
     for start in (0, 1):
@@ -337,6 +338,13 @@ def test_one_record_more_does_not_decide_how_the_sum_of_others_rounds() -> None:
     table = nn.Embedding(1, 64)
     loss = lambda record: (table(torch.zeros(1, dtype=torch.long)) * record[0]).sum()  # noqa: E731
     assert moved(table, loss, (hovering(16385) / 8,), 1.0) < 1.01
+
+
+def test_one_record_more_does_not_decide_how_the_sum_of_others_tokens_rounds() -> None:
+    """It moved the sum of 65,537 records of seven tokens by 2.7 clips."""
+    layer, x = nn.Linear(10, 32, bias=False), torch.eye(1, 10).expand(7, 10)
+    loss = lambda record: (layer(x)[:, 0] * record[0]).sum()  # noqa: E731
+    assert moved(layer, loss, (hovering(16385, tokens=7, level=128),), 1.0) < 1.01
 
 
 def test_uses_of_a_table_that_cancel_in_a_record_do_not_in_the_rounding_of_sums() -> None:
