@@ -13,6 +13,7 @@ from hyfreedp.checks import check_function, check_weights
 from hyfreedp.data.batches import Loss, PhysicalBatchSize, Records
 from hyfreedp.errors import Refused
 from hyfreedp.gradients.engine import GradientEngine, one_number
+from hyfreedp.gradients.per_sample import widened
 from hyfreedp.gradients.pieces import Begin, Partition, Piece
 from hyfreedp.noise import NoiseGenerator
 from hyfreedp.noise.random_states import random_states_kept, seed_random_states
@@ -126,4 +127,4 @@ def _of_sample(function: Loss, owners: bool) -> Loss:
     """A loss or weight function of a sample, from one of a record: an owner's is the mean over its records."""
     if not owners:
         return function
-    return lambda records: torch.stack([one_number(function(record)) for record in records]).mean()
+    return lambda records: torch.stack([widened(one_number(function(record))) for record in records]).mean()
