@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hyfreedp.experiments.store.device import default_device, named_device
+from hyfreedp.experiments.store.device import default_device
 from hyfreedp.pytorch.devices import CPU, exact_convolutions
 
 
@@ -14,7 +14,7 @@ def pytest_addoption(parser):
 @pytest.fixture(scope="session")
 def device(request):
     chosen = request.config.getoption("--on", None)
-    found = named_device(chosen) if chosen else default_device()
+    found = torch.device(chosen) if chosen else default_device()
     if chosen is None and found == CPU:
         pytest.skip("there is no accelerator: torch.accelerator.is_available() is false")
     return found if found == CPU or found.index is not None else torch.device(found.type, 0)

@@ -18,7 +18,7 @@ from hyfreedp.experiments.benchmark.cases import PARTS, Case, cases
 from hyfreedp.experiments.benchmark.contenders import CONTENDERS
 from hyfreedp.experiments.benchmark.measure import measure
 from hyfreedp.experiments.benchmark.workloads import MODELS, Tuning
-from hyfreedp.experiments.store.device import named_device
+from hyfreedp.experiments.store.device import default_device
 from hyfreedp.experiments.store.files import write_csv
 from hyfreedp.experiments.store.paths import workspace
 from hyfreedp.pytorch.devices import CPU
@@ -53,8 +53,7 @@ def main(arguments: list[str] | None = None) -> int:
         description=DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    device = "cpu, accelerator, or a device by torch's name (default: cpu)"
-    parser.add_argument("--device", metavar="NAME", default="cpu", help=device)
+    parser.add_argument("--device", choices=("cpu", "accelerator"), default="cpu", help="default: %(default)s")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=[*PARTS], help="records to make (default: all)")
     for option, names in {"models": MODELS, "tunings": get_args(Tuning), "contenders": CONTENDERS}.items():
         shown = f"among {', '.join(names)}"
@@ -68,7 +67,9 @@ def main(arguments: list[str] | None = None) -> int:
     folder = place.results / profile if whole or options.resume else place.build / "benchmark"
     try:
         check_count("rounds", options.rounds, 1)
-        where = named_device(options.device)
+        where = CPU if options.device == CPU.type else default_device()
+        if profile == "gpu" and where == CPU:
+            raise ValueError("--device accelerator needs one, and torch finds none on this machine")
         models, tunings = options.models or MODELS, options.tunings or get_args(Tuning)
         todo = {
             part: [case for case in cases(part, profile) if case.model in models and case.tuning in tunings]
