@@ -233,7 +233,7 @@ def pieces(groups: Iterable[Group], size: PhysicalBatchSize) -> list[Group]:
     """
     cut: list[Group] = []
     for group in groups:
-        most = size(group.record([tensor[0] for tensor in group.tensors])) if callable(size) else size
+        most = size(group.record([tensor[0].clone() for tensor in group.tensors])) if callable(size) else size
         most = MOST_TOGETHER if size is None else check_count("what max_physical_batch_size returns", most, 1)
         most = min(most, MOST_TOGETHER)
         cut += [group.take(slice(start, start + most)) for start in range(0, len(group), most)]
