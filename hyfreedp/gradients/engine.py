@@ -218,10 +218,9 @@ class GradientEngine:
                     parts = {p: g.select(some).instantiate() for p, g in gradients.items()}
                     whole: Gradients = {p: Instantiated(widened(part)) for p, part in parts.items()}
                     norms[some] = self._add_clipped(whole, losses[some], None if weights is None else weights[some])
-            factors = bounded_factors(self.clipping, norms, self.sensitivity)
+            factors = bounded_factors(self.clipping, norms if all_kept else norms[kept], self.sensitivity)
             if weights is not None:
-                factors = factors * weights.to(factors)
-            factors = factors if all_kept else factors[kept]
+                factors = factors * (weights if all_kept else weights[kept]).to(factors)
             for p in list(gradients) if len(factors) else ():
                 g = gradients.pop(p)
                 added = sum_in_blocks(g if all_kept else g.select(kept), factors).view_as(p)

@@ -55,3 +55,13 @@ def test_a_runs_gradients_and_count_together_cost_what_sigma_costs():
     assert clipping.count_noise == 25
     expected = 0.1 * (optimizer.split.sigma**-2 - (2 * 25) ** -2) ** -0.5
     assert optimizer.split.sigma * clipping.sensitivity == pytest.approx(expected)
+
+
+def test_a_run_counts_the_norms_of_its_batch():
+    """Its engine gives each norm a copy of the rule. All norms are beyond a threshold so small."""
+    spec = Spec(method="adaptive", learning_rate=0.01, clipping_threshold=1e-6, steps=1, epsilon=math.inf)
+    optimizer, loader = make_run(spec)
+    (batch,) = loader
+    optimizer.step(spec.problem.losses_of(optimizer.module), batch)
+    share = optimizer.gradient_engine.clipping.update()
+    assert share == pytest.approx(0.5 - len(batch[1]) / 2 / optimizer.expected_batch_size)
