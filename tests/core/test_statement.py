@@ -224,3 +224,8 @@ def test_runs_that_do_not_compose_are_refused():
     engine = PrivacyEngine(seed=5)
     pair = [trained(model=make_model(), data=make_data(), engine=engine) for _ in range(2)]
     assert total_epsilon(pair, 1e-4) == total_epsilon([one.statement() for one in pair], 1e-4)
+    for wrong in ([], None, "runs", [3], planned()):
+        with pytest.raises(TypeError, match="runs must be"):
+            total_epsilon(wrong, 1e-4)
+    with pytest.raises(ValueError, match=r"delta must be in \(0, 1\), got 2"):
+        total_epsilon([planned()], 2)

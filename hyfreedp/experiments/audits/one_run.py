@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from hyfreedp import PrivacyEngine
+from hyfreedp.checks import check_count
 from hyfreedp.data.sampling import PoissonSampler
 from hyfreedp.experiments.data.datasets import digits
 from hyfreedp.experiments.models.image_models import make_model
@@ -36,6 +37,7 @@ def train_with_canaries(
         in all rows ``accuracy`` on the test digits and ``epsilon``, what the run claims to have spent.
     """
     chosen, task, arrays = METHODS[method], TASKS["digits"], digits()
+    check_count("canaries", canaries, 1, len(arrays.train[1]) - 1, "records - 1")
     random = NoiseGenerator(seed).child("canaries", canaries)
     images, labels = arrays.train
     honest, pixels = len(labels) - canaries, images.shape[1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import product
@@ -137,9 +138,9 @@ EVERY = 5  # steps, of which one is recorded, beside those with an evaluation
 def record(cells: Path, table: Path, *, jobs: int) -> pd.DataFrame:
     """Train what is missing and write the table: a line per run and recorded step, with versions and hardware."""
     run_cells(searches(entries(SCALE)), cells, jobs=jobs, description="searches")
-    finals: dict[str, list[Spec]] = {row: [] for row in SCALE.rows}
+    read, finals = reader(cells), defaultdict[str, list[Spec]](list)
     for entry in entries(SCALE):
-        if (final := entry.final(reader(cells))) is not None:  # else its search is not done
+        if (final := entry.final(read)) is not None:  # else its search is not done
             finals[entry.row].append(final)
     chosen = [
         (f"HyFreeDP, paper, K = {k}", replace(final, interval=k))
