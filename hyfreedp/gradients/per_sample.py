@@ -19,6 +19,7 @@ from torch import Tensor
 MEMORY_BUDGET = 2**28
 _LARGEST_RELATIVE_ERROR = 1e-3  # of a squared norm from factors; beyond, the gradient is instantiated
 _BLOCK = 256  # numbers that are summed one after the other
+_LONGEST = 4096  # of these on an accelerator, whose products add up all tokens in turn, and where each call takes time
 _LARGE, _ROWS_OF_BLAS = 16, 192  # from this length of both vectors on BLAS adds up blocks of so many products (MKL's)
 _MULTIPLICATIONS_PER_ENTRY = 16  # in the time in which an entry of a gradient is written once and read twice
 
@@ -101,10 +102,11 @@ class OuterProducts(PerSampleGradients):
 
     @property
     def block(self) -> int:
+        tokens = self.left.shape[1]
         if self.left.device.type != "cpu":
-            return _BLOCK
+            return min(_BLOCK, max(1, _LONGEST // tokens))
         large = min(self.left.shape[2], self._made(self._source[:1]).shape[2]) >= _LARGE
-        return max(1, _BLOCK * (_ROWS_OF_BLAS if large else 1) // self.left.shape[1])
+        return max(1, _BLOCK * (_ROWS_OF_BLAS if large else 1) // tokens)
 
     @property
     def squared_norms(self) -> Tensor:
@@ -201,7 +203,7 @@ def sum_in_blocks(gradients: PerSampleGradients, weights: Tensor) -> Tensor:
 
     One float32 sum of n samples is off by up to n^2 / 2^26 clips, and one record more, which shifts all after it, can
     decide by how many: by 0.25 for 4,096 samples, and that in each piece of a batch. In blocks of b it is n b / 2^26.
-    Tokens are added, too: blocks of factors with T have b / T samples (on a CPU; a GPU's products lose T times more).
+    Tokens are added, too: blocks of factors with T have b / T samples (of 4,096 / T on a GPU: 16 times more).
     """
     size = gradients.block
     if len(weights) <= size:

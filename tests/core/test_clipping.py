@@ -18,6 +18,7 @@ from twins import Built
 
 from hyfreedp.data.batches import Loss, stack_records
 from hyfreedp.gradients import AbadiClipping, AutomaticClipping, NoClipping, make_engine
+from hyfreedp.gradients.per_sample import products
 
 EXAMPLES = [mlp, groupnorm_convnet, conv1d_net, tied_language_model]
 some_by_the_loop = pytest.mark.filterwarnings("ignore:samples are computed one at a time:UserWarning")
@@ -345,6 +346,12 @@ def test_one_record_more_does_not_decide_how_the_sum_of_others_tokens_rounds() -
     layer, x = nn.Linear(10, 32, bias=False), torch.eye(1, 10).expand(7, 10)
     loss = lambda record: (layer(x)[:, 0] * record[0]).sum()  # noqa: E731
     assert moved(layer, loss, (hovering(16385, tokens=7, level=128),), 1.0) < 1.01
+
+
+def test_accelerators_add_up_at_most_4096_tokens_in_turn() -> None:
+    """A million of 1,000 samples' would be off by several clips."""
+    for tokens, samples in ((1, 256), (197, 20), (1000, 4), (10_000, 1)):
+        assert products(*torch.empty(2, 64, tokens, 16, device="meta")).block == samples
 
 
 def test_uses_of_a_table_that_cancel_in_a_record_do_not_in_the_rounding_of_sums() -> None:
