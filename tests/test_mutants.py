@@ -14,7 +14,7 @@ def test_its_place_is_there_once_and_the_changed_file_compiles(mutant, tmp_path)
     shutil.copy(path, copy)
     assert mutant.apply(tmp_path / mutant.name) == copy and copy.read_text() != path.read_text()
     compile(copy.read_text(), copy.name, "exec")
-    assert mutant.tests and all((ROOT / file).is_file() for file in mutant.test_files())
+    assert mutant.tests and all((ROOT / file).is_file() for file in mutant.tests)
 
 
 def test_only_a_test_that_ran_and_failed_kills():

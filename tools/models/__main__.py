@@ -7,6 +7,7 @@ import re
 import warnings
 from collections import defaultdict
 from importlib.metadata import version
+from pathlib import Path
 from statistics import median
 from textwrap import shorten
 
@@ -17,22 +18,7 @@ from measure import Finding, measure
 from hyfreedp.experiments.store.files import write_text
 from hyfreedp.experiments.store.paths import ROOT
 
-INTRODUCTION = """# Models
-
-Models of timm {timm}, transformers {transformers} and PEFT {peft} in small, with random weights, measured by
-`make models` with PyTorch {torch}. {counts}
-
-* **Exact**: two private steps without noise, on batches of different sizes, equal those of a loop over records to one
-  part in a million (double precision, no dropout), with all trained and with biases and head alone. Losses are those of
-  training without privacy.
-* **The number** is the processor time of a private step over a plain one (one thread, single precision, all trained).
-  Models this small measure overhead; for arithmetic see [time and memory](results-cost.md). The first step of a run
-  takes {first} plain ones.
-* **g**, in groups: the loss [is mapped](method.md#how-a-gradient-is-clipped) over samples that agree in a decision of
-  Python. **One at a time**: what cannot be mapped, for the reason below.
-* `*`: batch norm mixes samples, so the model's were frozen in eval mode.
-* **Opacus** {opacus}: its `GradSampleModule` on the same model and batch.
-"""
+INTRODUCTION = Path(__file__).with_name("introduction.md").read_text(encoding="utf-8")
 OPACUS = {"exact": "Opacus is exact, too", "refused": "Opacus refuses", "wrong": "Opacus is wrong"}
 
 
@@ -62,14 +48,14 @@ def page(rows: list[Finding]) -> str:
     versions = {name: version(name).split("+")[0] for name in ("timm", "transformers", "peft", "torch", "opacus")}
     first = [row.first for row in rows if row.first]
     spread = f"{min(first):.0f} to {max(first):.0f} (median {median(first):.0f})"
-    lines = [INTRODUCTION.format(counts=counts(rows), first=spread, **versions)]
+    lines = [INTRODUCTION.format(first=spread, **counts(rows), **versions)]
     notes: dict[str, int] = {}
     for library in dict.fromkeys(row.library for row in rows):
         lines.append(f"## {library}\n")
         by_opacus = defaultdict(list)
         for row in rows:
             if row.library == library:
-                by_opacus[word_of(row.opacus)].append(described(row, notes))
+                by_opacus[row.opacus.split(":")[0]].append(described(row, notes))
         for word, models in sorted(by_opacus.items()):
             lines.append(f"**{OPACUS.get(word, 'Not measured')}** ({len(models)}): {'; '.join(models)}.\n")
     lines.append("## Why models are wrong, or computed one sample at a time\n")
@@ -89,22 +75,14 @@ def described(row: Finding, notes: dict[str, int]) -> str:
     return " ".join(parts)
 
 
-def word_of(found: str) -> str:
-    """The finding without its reason."""
-    return found.partition(": ")[0]
-
-
-def counts(rows: list[Finding]) -> str:
+def counts(rows: list[Finding]) -> dict[str, int]:
+    """How many models are what, by the names that ``introduction.md`` has for it."""
     exact = [row for row in rows if row.full == "exact"]
     mapped = [row for row in exact if not row.slow]
-    wrong = sum("wrong" in row.full + row.biases for row in rows)
-    opacus = [word_of(row.opacus) for row in rows]
-    return (
-        f"Of {len(rows)} models {len(exact)} are exact when all is trained, {len(mapped)} of them mapped "
-        f"({sum(row.groups > 1 for row in mapped)} in groups), and {wrong} {'is' if wrong == 1 else 'are'} wrong. "
-        f"Opacus is exact on {opacus.count('exact')}, refuses "
-        f"{opacus.count('refused')} and is wrong on {opacus.count('wrong')} of the same models."
-    )
+    wrong = [row for row in rows if "wrong" in row.full + row.biases]
+    found = {"models": len(rows), "exact": len(exact), "mapped": len(mapped), "wrong": len(wrong)}
+    found["in_groups"] = sum(row.groups > 1 for row in mapped)
+    return found | {f"opacus_{word}": sum(row.opacus.startswith(word) for row in rows) for word in OPACUS}
 
 
 if __name__ == "__main__":

@@ -40,13 +40,12 @@ def _timm(name: str, size: int, arguments: dict[str, Any]) -> Any:
 
     torch.manual_seed(0)
     model = timm.create_model(name, pretrained=False, num_classes=CLASSES, **arguments)
+    return _prepared(model), partial(_images, size=size), _of_logits
 
-    def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-        output = model(x)
-        logits = sum(output) if isinstance(output, tuple) else output
-        return F.cross_entropy(logits, y)
 
-    return _prepared(model), lambda samples: _images(samples, size), loss
+def _of_logits(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    output = model(x)
+    return F.cross_entropy(sum(output) if isinstance(output, tuple) else output, y)
 
 
 def _transformers(name: str) -> Any:

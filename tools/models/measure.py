@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import copy
 import math
-import statistics
-import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from time import process_time
+from timeit import timeit
 from typing import Any
 
 import torch
@@ -54,12 +54,11 @@ class Finding:
 
 def measure(case: Case) -> Finding:
     """All that the page says of ``case``."""
-    finding = Finding(case.library, case.name)
     model, batch, loss = case.build()
     norms = [layer for layer in model.modules() if isinstance(layer, _BatchNorm)]
     for layer in norms:
         layer.requires_grad_(False).eval()
-    finding.frozen_norms = len(norms)
+    finding = Finding(case.library, case.name, frozen_norms=len(norms))
     batches = [batch(SAMPLES), batch(SAMPLES + 1)]
     finding.full, finding.slow, finding.groups = _judge(model, batches, loss)
     finding.opacus = _opacus(model, batches[0], loss)
@@ -157,20 +156,18 @@ def _ratios(model: nn.Module, batch: Any, loss: Loss) -> tuple[float, float]:
     """Processor time of the first private step and of a later one, medians in turns with plain steps, beside these."""
     plain, private = (copy.deepcopy(model).float() for _ in range(2))
     batch = tuple(t.float() if t.is_floating_point() else t for t in batch)
-    optimizer, theirs, ours = torch.optim.SGD(_trained(plain), lr=1e-4), [], []
-    step = _private(private)
+    optimizer, step = torch.optim.SGD(_trained(plain), lr=1e-4), _private(private)
     step.param_groups[0]["lr"] = 1e-4
-    for _ in range(_ROUNDS + 2):
-        start = time.process_time()
+
+    def plainly() -> None:
         optimizer.zero_grad()
         loss(plain, *batch).backward()
         optimizer.step()
-        middle = time.process_time()
-        step.step(lambda b: loss(private, *b), batch)
-        theirs.append(middle - start)
-        ours.append(time.process_time() - middle)
-    plainly = statistics.median(theirs[2:])
-    return ours[0] / plainly, statistics.median(ours[2:]) / plainly
+
+    turns = (plainly, lambda: step.step(lambda b: loss(private, *b), batch))
+    seconds = torch.tensor([[timeit(one, timer=process_time, number=1) for one in turns] for _ in range(_ROUNDS + 2)])
+    theirs, ours = seconds[2:].median(dim=0).values.tolist()
+    return seconds[0, 1].item() / theirs, ours / theirs
 
 
 def _said(error: BaseException) -> str:

@@ -17,19 +17,14 @@ from tqdm import tqdm
 CANVAS = 32
 BLOCK = 4
 SIDE = CANVAS // BLOCK  # of an image, in pixels
-# Upright lining digits in these families; the others have symbols in their place, or nothing.
+# Upright lining digits in these families; the others, and DejaVu's "Display", have symbols in their place, or nothing.
 FAMILIES = ("DejaVu", "STIXGeneral", "cmb10", "cmr10", "cmss10", "cmti10", "cmtt10")
-_WITHOUT_DIGITS = "Display"
 
 
 def fonts() -> list[Path]:
     """The font files used, in a fixed order."""
-    folder = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
-    return sorted(
-        path
-        for path in folder.glob("*.ttf")
-        if path.stem.startswith(FAMILIES) and not path.stem.endswith(_WITHOUT_DIGITS)
-    )
+    every = (Path(matplotlib.get_data_path()) / "fonts" / "ttf").glob("*.ttf")
+    return sorted(path for path in every if path.stem.startswith(FAMILIES) and "Display" not in path.stem)
 
 
 def glyphs(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:

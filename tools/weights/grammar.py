@@ -6,7 +6,7 @@ shops) and *private* (restaurants). They share prices, areas and landmarks; food
 private domain alone, style, visitors and dogs in the public one alone. Nothing in it is real.
 
 Our public weights and tokenizer are made of the public domain. ``python tools/weights/grammar.py`` writes the texts of
-the private one that two small tasks learn, ``data/texts/``.
+the private one that two small tasks learn, ``data/texts/``, and the tokenizer.
 """
 
 from __future__ import annotations
@@ -20,8 +20,13 @@ from pathlib import Path
 from random import Random
 from typing import Literal
 
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from hyfreedp.experiments.data.encoding import BOS, COMMITTED, EOS, PAD, SEP, wrapped
 from hyfreedp.experiments.data.texts import FOLDER, Pair, Texts, table_to_text
-from hyfreedp.experiments.store.files import replacing
+from hyfreedp.experiments.store.files import replacing, write_text
+from hyfreedp.experiments.store.paths import workspace
 
 Domain = Literal["public", "private"]
 WORDS = tomllib.loads(Path(__file__).with_name("grammar.toml").read_text(encoding="utf-8"))
@@ -138,19 +143,9 @@ def _document(domain: Domain, generator: Random) -> str:
         slots = _slots(domain, generator)
         facts = _text(domain, slots, generator)
         one, other = generator.sample(known["praised"], 2)
-        most, few = generator.choice(("most", "half", "many")), generator.choice(("a few", "some", "a third"))
-        words = {
-            "name": slots["name"],
-            "type": slots[known["type_slot"]],
-            "number": str(generator.randrange(20, 100, 10)),
-            "day": generator.choice(("Friday", "Saturday", "Sunday", "Monday")),
-            "month": generator.choice(("March", "May", "June", "August", "October", "December")),
-            "one": one,
-            "other": other,
-            "most": most,
-            "Most": _capitalised(most),
-            "few": few,
-        }
+        words = {"name": slots["name"], "type": slots[known["type_slot"]], "one": one, "other": other}
+        words |= {blank: generator.choice(fillings) for blank, fillings in WORDS["blanks"].items()}
+        words["Most"] = _capitalised(words["most"])
         parts = [generator.choice(known["aims"]), facts, generator.choice(WORDS["findings"])]
         if facts.count(".") == 1:
             parts.append(generator.choice(known["verdicts"]))
@@ -176,12 +171,33 @@ def reports() -> Texts:
     return Texts(found[:6000], found[6000:], 4800, "synthetic: reports of a grammar")
 
 
+def public_tokenizer() -> PreTrainedTokenizerFast:
+    """Byte-level byte-pair encoding (Sennrich et al. 2016; Radford et al. 2019), which encodes any text.
+
+    Its 600 tokens are four special ones, 256 bytes, and merges. It is trained on public text only: a vocabulary made
+    from private text would tell of it without any privacy.
+    """
+    texts = [text for pair in pairs("public", 6000, seed=0) for text in (pair.meaning, pair.reference)]
+    texts += documents("public", 1000, seed=0)
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(
+        vocab_size=600, special_tokens=[PAD, BOS, EOS, SEP], initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return wrapped(tokenizer)
+
+
 def main() -> None:
     for texts in (restaurants(), reports()):
         train = [astuple(one) if isinstance(one, Pair) else one for one in texts.train]
         name = "reports" if texts.documents else "restaurants"
         with replacing(FOLDER / f"{name}.json.xz") as temporary:
             temporary.write_bytes(lzma.compress(json.dumps(asdict(texts) | {"train": train}).encode()))
+    described = public_tokenizer().backend_tokenizer.to_str(pretty=True)
+    write_text(workspace().checkpoints / COMMITTED, described + "\n")
 
 
 if __name__ == "__main__":

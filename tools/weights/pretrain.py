@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -46,8 +46,7 @@ PUBLIC_SEED = 10  # not that of the tokenizer's texts
 _MORE_PACKAGES = ("timm", "safetensors", "matplotlib", "pillow", "transformers", "tokenizers")
 
 
-@dataclass(frozen=True)
-class Corpus:
+class Corpus(NamedTuple):
     """Public data: features and labels of a training part and of a held-out one, and where they come from."""
 
     train: tuple[Tensor, Tensor]
@@ -184,7 +183,7 @@ def pretrain(name: str, recipe: Recipe | LanguageRecipe, folder: Path, device: t
     model.to(device)
     checkpoint = folder / f".{name}-{key_of(recipe.settings)}.ckpt"  # another recipe starts afresh
     with one_thread() if recipe.one_thread else nullcontext():
-        seconds = _train(model, recipe, corpus.train, checkpoint, device)
+        seconds = _train(model, recipe, corpus, checkpoint)
         round_to_stored(model)
         accuracy = recipe.score(model, corpus.held_out)
     described = recipe.settings | {
@@ -202,11 +201,10 @@ def pretrain(name: str, recipe: Recipe | LanguageRecipe, folder: Path, device: t
     return accuracy
 
 
-def _train(
-    model: nn.Module, recipe: Recipe | LanguageRecipe, train: tuple[Tensor, Tensor], path: Path, device: torch.device
-) -> float:
+def _train(model: nn.Module, recipe: Recipe | LanguageRecipe, corpus: Corpus, path: Path) -> float:
     """Returns the seconds that it took; after each epoch the state is kept in ``path``."""
-    features, labels = train
+    device = next(model.parameters()).device
+    features, labels = corpus.train
     per_epoch = len(labels) // recipe.batch_size
     optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.learning_rate, weight_decay=recipe.weight_decay)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, recipe.learning_rate, recipe.epochs * per_epoch)

@@ -1,4 +1,4 @@
-"""Texts as token ids: a tokenizer of our own (made by ``tools/weights/tokenizer.py``), batches for any tokenizer."""
+"""Texts as token ids: a tokenizer of our own (made by ``tools/weights/grammar.py``), batches for any tokenizer."""
 
 from __future__ import annotations
 
