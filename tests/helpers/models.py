@@ -5,12 +5,14 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-import pytest
 import torch
 import torch.nn.functional as F
+from catalog import cases
 from torch import Tensor, nn
 
 from hyfreedp.gradients import AutomaticClipping, Clipping, GradientEngine, make_engine
+
+CATALOG = {f"{case.library}/{case.name}": case for case in cases()}
 
 
 @dataclass
@@ -156,59 +158,10 @@ def tied_language_model() -> Example:
     return Example(TiedLanguageModel().double(), (ids,), _next_token_loss)
 
 
-def vit() -> Example:
-    """timm's vision transformer: class token, position embedding and LayerScale are parameters without a layer."""
-    timm = pytest.importorskip("timm")
-    model = timm.models.vision_transformer.VisionTransformer(
-        img_size=16, patch_size=4, embed_dim=24, depth=2, num_heads=2, num_classes=3, init_values=0.1
-    )
-    return _classifier(model, torch.randn(4, 3, 16, 16), classes=3)
-
-
-def gpt2() -> Example:
-    transformers = pytest.importorskip("transformers")
-    config = transformers.GPT2Config(
-        vocab_size=40, n_positions=12, n_embd=16, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=1,
-        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
-    )  # fmt: skip
-    return _language_model(transformers.GPT2LMHeadModel(config))
-
-
-def llama(**sizes: int) -> Example:
-    transformers = pytest.importorskip("transformers")
-    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "max_position_embeddings": 12} | sizes
-    tokens = {"vocab_size": 40, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2}
-    config = transformers.LlamaConfig(num_attention_heads=2, num_key_value_heads=1, **sizes, **tokens)
-    return _language_model(transformers.LlamaForCausalLM(config))
-
-
-def llama_lora(**sizes: int) -> Example:
-    peft = pytest.importorskip("peft")
-    example = llama(**sizes)
-    config = peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj", "down_proj"])
-    example.model = peft.get_peft_model(example.model, config).double()
-    for name, p in example.model.named_parameters():
-        if "lora_B" in name:  # zero at first, which would make the gradients of all lora_A vanish
-            nn.init.normal_(p)
-    return example
-
-
-def bert() -> Example:
-    """A BERT-like classifier on sequences of different lengths."""
-    transformers = pytest.importorskip("transformers")
-    config = transformers.BertConfig(
-        vocab_size=40, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=24,
-        max_position_embeddings=12, num_labels=3, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
-    )  # fmt: skip
-    ids = torch.randint(1, 40, (4, 9))
-    ids[1, 5:] = 0
-
-    def loss(model: nn.Module, ids: Tensor, labels: Tensor) -> Tensor:
-        logits = model(input_ids=ids, attention_mask=(ids > 0).long()).logits
-        return F.cross_entropy(logits, labels, reduction="none")
-
-    model = transformers.BertForSequenceClassification(config).double().train()
-    return Example(model, (ids, torch.randint(3, (4,))), loss)
+def of_catalog(name: str) -> Example:
+    """A model of timm, transformers or peft in ``tools/models/catalog.yaml``, as "timm/resnet18", with four samples."""
+    model, batch, loss = CATALOG[name].build()
+    return Example(model, batch(4), loss)
 
 
 def classifier(model: nn.Module, x: Tensor, classes: int) -> Example:
@@ -222,17 +175,6 @@ def classifier(model: nn.Module, x: Tensor, classes: int) -> Example:
 
 def _classifier(model: nn.Module, x: Tensor, classes: int) -> Example:
     return classifier(model.double(), x.double(), classes)
-
-
-def _language_model(model: nn.Module) -> Example:
-    def loss(model: nn.Module, ids: Tensor, labels: Tensor) -> Tensor:
-        logits = model(input_ids=ids).logits[:, :-1]
-        return F.cross_entropy(logits.transpose(1, 2), labels[:, 1:], reduction="none", ignore_index=-100).sum(1)
-
-    ids = torch.randint(3, 40, (4, 9))
-    labels = ids.clone()
-    labels[1, 5:] = -100
-    return Example(model.double().train(), (ids, labels), loss)
 
 
 def _next_token_loss(model: nn.Module, ids: Tensor) -> Tensor:
