@@ -16,6 +16,7 @@ from transformers.pytorch_utils import Conv1D
 from twins import Built
 
 from hyfreedp.gradients import AutomaticClipping, make_engine
+from hyfreedp.gradients.pieces import Partition
 
 VIT, GPT2, LORA = "timm/deit3_small_patch16_224", "transformers/GPT2LMHeadModel", "peft/LoRA, LLaMA"
 NAMES = [
@@ -31,7 +32,11 @@ NAMES = [
 
 @pytest.mark.parametrize("name", NAMES)
 def test_models_of_others(name) -> None:
-    assert_exact(of_catalog(name), rtol=1e-8)
+    """In one piece, also records with and without padding, of which transformers would mask the first alone."""
+    example = of_catalog(name)
+    engine, partition = assert_exact(example, rtol=1e-8), Partition.of(example.batch)
+    engine.losses(lambda batch: example.loss(example.model, *batch), partition)
+    assert len(partition.pieces) == 1
 
 
 def test_a_model_of_others_whose_shapes_depend_on_the_data() -> None:
