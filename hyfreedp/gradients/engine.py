@@ -20,7 +20,7 @@ from hyfreedp.errors import Refused
 from hyfreedp.gradients import attention, convolution, recurrent, rules  # noqa: F401, registers them
 from hyfreedp.gradients.clipping import Clipping, bounded_factors
 from hyfreedp.gradients.guard import unchanged
-from hyfreedp.gradients.isolation import SingleSample
+from hyfreedp.gradients.isolation import SingleSample, masks_traced
 from hyfreedp.gradients.mapped import Gradients, Pass
 from hyfreedp.gradients.per_sample import MEMORY_BUDGET, Instantiated, inexact_norms, norms_of, sum_in_blocks, widened
 from hyfreedp.gradients.pieces import Begin, Decisions, Partition, Piece, Regroup
@@ -175,7 +175,7 @@ class GradientEngine:
         """Losses (n,) and gradients of a piece by one map."""
         group, budget = piece.group, self.memory_budget
         one_pass = Pass(trained, len(group), decisions, memory_budget=budget, own_factories=self._own_factories)
-        with unchanged(self.module):
+        with unchanged(self.module), masks_traced():
             losses = one_pass.losses(lambda tensors: one_number(loss(group.record(tensors))), group.tensors)
             gradients = one_pass.gradients(losses) if trained and backward else {}
         if piece.wanted is None:
@@ -191,13 +191,13 @@ class GradientEngine:
             begin(piece, attempt)
             decisions = Decisions(piece.path if attempt < _MAX_ATTEMPTS else ())
             with suppress(Regroup):  # until its decisions are those of its path
-                with unchanged(self.module), SingleSample(decisions, trained) as mode:
+                with unchanged(self.module), masks_traced(), SingleSample(decisions, trained) as mode:
                     tensors = [mode.mark(t[0].clone()) for t in piece.group.tensors]  # a loss may write into them
                     value = one_number(loss(piece.group.record(tensors)))[None]
                 break
         if not trained or not value.requires_grad:
             return value.detach(), {}
-        with unchanged(self.module):
+        with unchanged(self.module), masks_traced():
             found = zip(trained, _plain_gradients(value, trained), strict=True)
         return value.detach(), {p: Instantiated(g[None]) for p, g in found if g is not None}
 

@@ -1,4 +1,4 @@
-"""All private names of functorch that the map over samples uses, and one of transformers.
+"""All private names of functorch that the map over samples uses.
 
 Within a *level* of ``torch.vmap``, code sees a tensor (B, ...) as one of shape (...): a sample. Unlike with
 ``torch.vmap`` itself, a :class:`Level` can be left temporarily. ``tests/core/test_functorch.py`` tests each name here.
@@ -6,7 +6,6 @@ Within a *level* of ``torch.vmap``, code sees a tensor (B, ...) as one of shape 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -109,23 +108,6 @@ def maps_marked(mark: Callable[[Any], Any]) -> Iterator[None]:
     finally:
         vmap._unwrap_batched = unwrap
         mark = lambda result: result  # noqa: E731, for torch.compile, which may have cached ``marked``
-
-
-@contextmanager
-def masks_traced() -> Iterator[None]:
-    """A context in which transformers takes samples' tensors for traced ones, whose values it does not ask for.
-
-    Else its attention leaves out masks without padding, and a batch that has some with it is mapped in two groups.
-    """
-    utils: Any = sys.modules.get("transformers.utils.import_utils")
-    is_fake: Any = getattr(utils, "is_fake_tensor", None)  # before transformers 5 there is none
-    if is_fake is not None:
-        utils.is_fake_tensor = lambda t: is_wrapped(t) or is_fake(t)
-    try:
-        yield
-    finally:
-        if is_fake is not None:
-            utils.is_fake_tensor = is_fake
 
 
 def backward(losses: Tensor, ends: Sequence[Tensor]) -> tuple[Tensor | None, ...]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -88,3 +90,20 @@ class SingleSample(Isolated):
                 self.mark(one)
                 one = getattr(one, "_alias_of", one._base)
         return tree_map(lambda t: t if any(t is one for one in shared) else self.mark(t), result)
+
+
+@contextmanager
+def masks_traced() -> Iterator[None]:
+    """A context in which transformers takes samples' tensors for traced ones, whose values it does not ask for.
+
+    Else its attention leaves out masks without padding, and a batch that has some with it is mapped in two groups.
+    """
+    utils: Any = sys.modules.get("transformers.utils.import_utils")
+    is_fake: Any = getattr(utils, "is_fake_tensor", None)  # before transformers 5 there is none
+    if is_fake is not None:
+        utils.is_fake_tensor = lambda t: hasattr(t, "_made_in") or is_fake(t)
+    try:
+        yield
+    finally:
+        if is_fake is not None:
+            utils.is_fake_tensor = is_fake

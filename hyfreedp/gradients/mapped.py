@@ -124,7 +124,7 @@ class Pass(Isolated):
         copies = [t.as_subclass(Tensor).clone() for t in tensors]  # a loss may write into its record
         # Compiled functions run as they were written; torch._dynamo is imported where there are any.
         eager: Any = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
-        with eager, functorch.maps_marked(self._marked), functorch.masks_traced(), self.level:
+        with eager, functorch.maps_marked(self._marked), self.level:
             value = None
             try:
                 with self:
@@ -304,7 +304,6 @@ class Pass(Isolated):
         with ExitStack() as stack:
             stack.enter_context(without_autocast(losses.device))  # it would round gradients
             if self._checkpoints:
-                stack.enter_context(functorch.masks_traced())
                 stack.enter_context(self.level)
                 stack.enter_context(self)
             found = functorch.backward(losses, [*copies, *self.trained.values(), self.anchor])
