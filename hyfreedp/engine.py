@@ -312,9 +312,8 @@ def _make_rate_learner(
     settings = plan.preset
     if settings.probe == "look":
         rate_factors = [plan.rate_factor(t) for t in range(plan.split.steps)]
-        looks = plan.split.vote_steps
-        tables = [layer.weight for layer in module.modules() if isinstance(layer, (nn.Embedding, nn.EmbeddingBag))]
-        return LookedRate(optimizer, rate_factors, looks, noise_std, settings.initial_learning_rate, tables)
+        looks, layers = plan.split.vote_steps, list(module.modules())
+        return LookedRate(optimizer, rate_factors, looks, noise_std, settings.initial_learning_rate, layers)
     if settings.probe == "losses":
         return LossSearch(
             rule=settings.step_rule,

@@ -25,10 +25,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hyfreedp.accounting.split import VOTE_CLIP, VOTES
 from hyfreedp.learner import BatchView, RateLearner
@@ -40,6 +41,7 @@ from hyfreedp.schedule import FIRST_LOOK_STEP, LOOK_SHARES
 
 # Users set none of these but the start.
 START_DISPLACEMENT = 6.0  # of the model's outputs by the noise of a run at the first rate, see public_start()
+PRETRAINED_DISPLACEMENT = 0.55  # of each layer's outputs, if the model was trained before
 LADDER = tuple(2.0 ** (VOTES / 2 - j) for j in range(VOTES + 1))  # rates to compare, in units of the first
 NOISE_POWER = 0.75  # kappa^2 is the share of the schedule that was made, to this power
 CLEAR_MARGIN = 2.0  # standard deviations of the noise of a margin, beyond which it leads on
@@ -48,27 +50,36 @@ STRIDE = 0.5  # share of the octaves from the rate in force to where a look lead
 AVERAGE_POWER = 8.0  # the weights after t steps count as t to this power in the average
 PUBLIC_SEED = 0  # of z, which hides nothing
 
-CONSTANTS: tuple[Any, ...] = (START_DISPLACEMENT, LADDER, FIRST_LOOK_STEP, LOOK_SHARES, NOISE_POWER)
-CONSTANTS += (CLEAR_MARGIN, CLEAR_VOTE, STRIDE, AVERAGE_POWER, PUBLIC_SEED)
+CONSTANTS: tuple[Any, ...] = (START_DISPLACEMENT, PRETRAINED_DISPLACEMENT, LADDER, FIRST_LOOK_STEP, LOOK_SHARES)
+CONSTANTS += (NOISE_POWER, CLEAR_MARGIN, CLEAR_VOTE, STRIDE, AVERAGE_POWER, PUBLIC_SEED)
 
 
-def public_start(parameters: Sequence[Tensor], tables: Sequence[Tensor] = ()) -> float:
+def public_start(parameters: Sequence[Tensor], layers: Sequence[nn.Module] = ()) -> float:
     """c_0: the first rate, times sqrt(T), in units of the base optimizer's displacement per gradient.
 
     The noise of a run moves each weight by c, and so an output of a layer with n inputs of size 1 by c sqrt(n). The
     layers' noises add up. So c_0 is :data:`START_DISPLACEMENT` over the root of the sum of all n, which is public. A
     matrix has its outputs in dimension 0. For a vector, or if this dimension has size 1, n is 1.
 
-    The V rows of an embedding table, among ``tables``, are V inputs of which a record has few. If it had all, n would
+    The V rows of an embedding table, among ``layers``, are V inputs of which a record has few. If it had all, n would
     be V; if one, 1. How many is not known here, so n is the root of V, the middle in octaves; or a row's width if that
     is more, since products of two rows have so many terms.
+
+    The entries of a norm's weight are alike until a training has changed them. What was learned then must survive the
+    noise: for the n inputs that the norm scales, c_0 sqrt(n) is at most :data:`PRETRAINED_DISPLACEMENT`. Where norms
+    are frozen, as with LoRA, the start needs no bound.
     """
+    tables = [layer.weight for layer in layers if isinstance(layer, nn.Embedding | nn.EmbeddingBag)]
+    norms = [layer.named_parameters(recurse=False) for layer in layers if "Norm" in type(layer).__name__]
+    scales = [p for own in norms for name, p in own if name == "weight" and p.dim() == 1 and p.requires_grad]
+    widths = [len(scale) for scale in scales if len(scale.unique()) > 1]
 
     def inputs(p: Tensor) -> float:
         width = p.numel() // len(p) if p.dim() > 1 and len(p) > 1 else 1
         return max(width, math.sqrt(len(p))) if any(p is table for table in tables) else width
 
-    return START_DISPLACEMENT / math.sqrt(sum(map(inputs, parameters)))
+    first = START_DISPLACEMENT / math.sqrt(sum(map(inputs, parameters)))
+    return min(first, PRETRAINED_DISPLACEMENT / math.sqrt(max(widths))) if widths else first
 
 
 def noise_to_come(schedule: Sequence[float], made: int, momentum: float = 0.0) -> float:
@@ -173,7 +184,7 @@ class LookedRate(RateLearner):
         looks: the steps that begin with one.
         noise_std: of a coordinate of the private gradient; 0 without noise.
         eta: the first rate; None for c_0 / sqrt(T) in units of the optimizer's displacement, see :func:`public_start`.
-        tables: the weights of embeddings.
+        layers: of the model, with embeddings and norms.
 
     Raises:
         ValueError: it is unknown how far this optimizer moves, see :func:`displacement_per_gradient`.
@@ -186,7 +197,7 @@ class LookedRate(RateLearner):
         looks: Sequence[int],
         noise_std: float,
         eta: float | None = None,
-        tables: Sequence[Tensor] = (),
+        layers: Sequence[nn.Module] = (),
     ) -> None:
         steps, groups = len(schedule), optimizer.param_groups
         self._last_look = max(looks, default=0)
@@ -199,7 +210,8 @@ class LookedRate(RateLearner):
         self._to_come = {t: noise_to_come(schedule, t, momentum) for t in looks}
         # Size of a private gradient's coordinates: public where there is noise, else the first gradient's.
         self._unit = (noise_std or math.nan) if proportional else 1.0
-        self._first, self._c0 = eta, public_start(self._parameters, tables)
+        self._first, self._public_start = eta, partial(public_start, self._parameters, layers)
+        self._c0 = self._public_start()
         self._steps, self._made = steps, 0
         self._start: list[Tensor] = []
         self._average: list[Tensor] = []
@@ -216,10 +228,11 @@ class LookedRate(RateLearner):
         return self._c0 / (self._reach * self._unit) if self._first is None else self._first
 
     def on_step_start(self, step: int) -> None:
-        """At the first step, keep the weights as those of the start."""
+        """At the first step, keep the weights as those of the start, whose rate they give."""
         self._made = step
-        if step == 0 and self._last_look:
-            self._start = [p.detach().clone() for p in self._parameters]
+        if step == 0:
+            self._c0 = self._public_start()  # again, for all processes start as the first
+            self._start = [p.detach().clone() for p in self._parameters if self._last_look]
 
     def vote_before_step(self, view: BatchView) -> LookResult:
         """Let the records vote between the rates of the ladder; move half the way to where the votes lead."""
@@ -306,10 +319,11 @@ class LookedRate(RateLearner):
 
     def state_dict(self) -> dict[str, Any]:
         weights = {"start": list(self._start), "average": list(self._average)}
-        return {"made": self._made, "unit": self._unit, "level": self._level} | weights
+        return {"made": self._made, "c0": self._c0, "unit": self._unit, "level": self._level} | weights
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._made, self._unit, self._level = state["made"], state["unit"], state["level"]
+        self._made, self._c0 = state["made"], state["c0"]
+        self._unit, self._level = state["unit"], state["level"]
         devices = [p.device for p in self._parameters]
         self._start = [w.to(d, copy=True) for w, d in zip(state["start"], devices, strict=False)]
         self._average = [w.to(d, copy=True) for w, d in zip(state["average"], devices, strict=False)]

@@ -198,7 +198,7 @@ class Looks:
     :mod:`hyfreedp.look` has the reasons. After the last step the weights are an average of those after each step.
 
     Args:
-        model: what is trained, in which embeddings have another number of inputs.
+        model: what is trained, in which embeddings have another number of inputs, and norms tell an earlier training.
         optimizer: the base optimizer.
         T: steps of the run.
         std: of the noise of each coordinate of a private gradient.
@@ -214,6 +214,10 @@ class Looks:
         self.weights, self.ratios = zip(*rates, strict=True)
         tables = (nn.Embedding, nn.EmbeddingBag)
         self.tables = {id(layer.weight) for layer in model.modules() if isinstance(layer, tables)}
+        norms = [layer for layer in model.modules() if "Norm" in type(layer).__name__]
+        scales = [w for layer in norms for name, w in layer.named_parameters(recurse=False) if name == "weight"]
+        widths = [len(w) for w in scales if w.dim() == 1 and w.requires_grad and w.min() < w.max()]
+        self.most = 0.55 / max(widths) ** 0.5 if widths else math.inf  # c_0 of a model that was trained before
         self.momentum = groups[0].get("momentum", 0.0)
         self.T, self.eta, self.factors = T, eta, [decay(s / T) for s in range(T)]
         self.reach, proportional = displacement_per_gradient(optimizer, T)
@@ -240,7 +244,7 @@ class Looks:
             if id(weight) in self.tables:  # its rows are the inputs, of which a record has an unknown number
                 n = max(n, len(weight) ** 0.5)
             inputs += n
-        return 6 / math.sqrt(inputs) / (math.sqrt(self.T) * self.reach * self.unit)
+        return min(6 / math.sqrt(inputs), self.most) / (math.sqrt(self.T) * self.reach * self.unit)
 
     def noise_to_come(self, t: int) -> float:
         """Standard deviation of a coordinate of the noise that a look before step t adds, at the first rate."""

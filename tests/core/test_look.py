@@ -144,6 +144,29 @@ def test_the_rows_of_a_table_are_inputs_of_which_a_record_has_few():
     assert optimizer.eta == pytest.approx(first) and twin.first() == pytest.approx(first)
 
 
+def test_a_model_whose_norms_tell_that_it_was_trained_starts_lower():
+    """Their scales differ. Those of the first step count, if they are trained; a run goes on from the start it had."""
+
+    def run():
+        model = torch.nn.Sequential(torch.nn.Linear(5, 9), torch.nn.RMSNorm(9), torch.nn.Linear(9, 3)).double()
+        return model, by_hand(model, torch.optim.AdamW(model.parameters()), steps=16, seed=1)
+
+    (model, optimizer), (again, resumed), (other, late) = run(), run(), run()
+    fresh, lower = 6 / math.sqrt(5 + 9 + 3) / 4, 0.55 / 3 / 4
+    (batch,) = make_batches([8])
+    optimizer.step(cross_entropy(model), batch)
+    resumed.load_state_dict(optimizer.state_dict())
+    torch.nn.init.normal_(other[1].weight)
+    late.step(cross_entropy(other), batch)
+    assert (optimizer.eta, resumed.eta, late.eta) == pytest.approx((fresh, fresh, lower))
+    base = torch.optim.AdamW(again.parameters())  # which has norms as the run has made them
+    for first in (lower, 6 / math.sqrt(5 + 9 + 2) / 4):
+        twin = reference.Looks(again, base, 16, 0.0, None, lambda share: 1.0)
+        assert by_hand(again, base, steps=16).eta == pytest.approx(first) == twin.first()
+        again[1].requires_grad_(False)
+        base = torch.optim.AdamW(trainable(again))
+
+
 @pytest.mark.parametrize("looking", [(1, 4), tuple(range(20))])
 def test_epsilon_agrees_with_dp_accounting(looking):
     """The gradient and the look of a step, sensitivities 1 and the root of 10, composed on one subsampled batch."""
