@@ -197,7 +197,7 @@ class Pass(Isolated):
         if not trained and _is_ordinary(func) and "out" not in kwargs and not operations.calls_back(args, kwargs):
             return self._marked(func(*args, **kwargs))
         if func in operations.DECISIONS and is_wrapped(args[0]):
-            return self._decided(*operations.asked(func, *args))
+            return self._decided(*operations.asked(func, *args), **kwargs)
         if (composed := _COMPOSED.get(func)) is not None:
             with self:  # intercepts what it calls
                 result = composed(*args, **kwargs)
@@ -262,12 +262,15 @@ class Pass(Isolated):
                 raise Unmappable("what no operation of torch shows, as a compiled script")
             t = functorch.unwrapped(t)
 
-    def _decided(self, func: Any, x: Tensor, arguments: Any) -> Any:
+    def _decided(self, func: Any, x: Tensor, arguments: Any, **kwargs: Any) -> Any:
         """The common answer of all samples to a decision."""
         if not self.level.is_innermost() or not self.level.holds(x):
             raise Unmappable("a decision within a map")
         with self.level.left():
-            return func(self.decisions.answer(self.level.samples(x)), *arguments)
+            result = func(self.decisions.answer(self.level.samples(x)), *arguments, **kwargs)
+        for t in operations.tensors_in(result):
+            self.mark(t)
+        return result
 
     def _repeated(self, arg: Any) -> Any:
         """An argument of a use without a rule: of a parameter an expanded copy for each sample."""

@@ -18,7 +18,9 @@ def _attributes(names: str) -> set[Any]:
     return {getattr(Tensor, name).__get__ for name in names.split()}
 
 
+_PLACES = _named("nonzero argwhere", Tensor, torch)  # whose results depend on where a tensor is zero
 DECISIONS = _named("__bool__ item __int__ __float__ __index__ __complex__ tolist is_nonzero __contains__", Tensor)
+DECISIONS |= _PLACES
 FACTORIES = _named("zeros ones full empty tensor arange eye linspace", torch)
 FACTORIES |= _named("zeros_like ones_like full_like empty_like", torch)
 FACTORIES |= _named("new_zeros new_ones new_full new_empty new_tensor", Tensor)
@@ -54,7 +56,7 @@ def asked(func: Any, x: Tensor, *arguments: Any) -> tuple[Any, Tensor, tuple[Any
     """The function, tensor and arguments with which one of the ``DECISIONS`` asks for a tensor's value."""
     if func is Tensor.__contains__:
         return Tensor.__bool__, (x == arguments[0]).any(), ()
-    return func, x, arguments
+    return func, x != 0 if func in _PLACES else x, arguments
 
 
 def is_ordinary(func: Any) -> bool:
