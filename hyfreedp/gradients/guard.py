@@ -30,7 +30,8 @@ def unchanged(module: nn.Module, *, by_value: bool = False) -> Iterator[None]:
     write through ``.data``, which a map refuses.
     """
     layers = layers_of(module)
-    contents = [(held, held.copy() if held else ()) for layer in layers for held in _containers(layer)]
+    containers = [held for layer in layers for held in _containers(layer)]
+    contents, empty = [(held, held.copy()) for held in containers if held], [held for held in containers if not held]
     parameters, buffers = _tensors(layers, "_parameters"), _tensors(layers, "_buffers")
     versions = [(place, t, t._version) for place, t in (buffers | parameters).items()]
     copies = {place: t.detach().clone() for place, t in (buffers | parameters if by_value else buffers).items()}
@@ -41,7 +42,8 @@ def unchanged(module: nn.Module, *, by_value: bool = False) -> Iterator[None]:
     try:
         yield
     finally:
-        if differing := [(held, before) for held, before in contents if not _same_contents(held, before)]:
+        differing: list[Any] = [(held, before) for held, before in contents if not _same_contents(held, before)]
+        if differing := differing + [(held, ()) for held in empty if held]:
             changed += _replaced(parameters | buffers, layers_of(module))
             for held, before in differing:
                 held.clear()
@@ -95,8 +97,6 @@ def _replaced(before: dict[Place, Tensor], layers: list[nn.Module]) -> list[Plac
 
 def _same_contents(here: Any, before: Any) -> bool:
     """Whether two lists, sets or dictionaries hold the same objects, in the same order."""
-    if not here or not before:
-        return not here and not before
     if len(here) != len(before) or not all(map(operator.is_, here, before)):  # of a dictionary these are the keys
         return False
     return not isinstance(here, dict) or all(map(operator.is_, here.values(), before.values()))
