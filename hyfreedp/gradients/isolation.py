@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -98,12 +99,10 @@ def masks_traced() -> Iterator[None]:
 
     Else its attention leaves out masks without padding, and a batch that has some with it is mapped in two groups.
     """
-    utils: Any = sys.modules.get("transformers.utils.import_utils")
-    is_fake: Any = getattr(utils, "is_fake_tensor", None)  # before transformers 5 there is none
-    if is_fake is not None:
-        utils.is_fake_tensor = lambda t: hasattr(t, "_made_in") or is_fake(t)
+    utils: Any = sys.modules.get("transformers.utils.import_utils", SimpleNamespace())
+    is_fake = getattr(utils, "is_fake_tensor", lambda t: False)  # before transformers 5 nothing calls it
+    utils.is_fake_tensor = lambda t: hasattr(t, "_made_in") or is_fake(t)
     try:
         yield
     finally:
-        if is_fake is not None:
-            utils.is_fake_tensor = is_fake
+        utils.is_fake_tensor = is_fake
