@@ -144,6 +144,39 @@ def test_traffic_signs_are_unpacked_bit_for_bit_and_tracks_are_not_divided(place
     assert torch.equal(arrays.test[0].permute(0, 2, 3, 1), torch.from_numpy(pixels[:4]))
 
 
+def test_official_grey_images_are_framed(places, monkeypatch):
+    """In the IDX form of the archives, as torchvision reads it."""
+    pixels = RNG.integers(0, 256, (14, 28, 28), dtype=np.uint8)
+    for name, rows in (("train", slice(10)), ("t10k", slice(10, 14))):
+        size = len(pixels[rows]).to_bytes(4, "big")
+        numbers = bytes([0, 0, 8, 3]) + size + 2 * (28).to_bytes(4, "big") + pixels[rows].tobytes()
+        labels = bytes([0, 0, 8, 1]) + size + bytes(range(len(pixels[rows])))
+        files = {f"{name}-images-idx3-ubyte": numbers, f"{name}-labels-idx1-ubyte": labels}
+        write(places / "data" / "FashionMNIST" / "raw", files)
+    expect(monkeypatch, "fashion_mnist", (10, 4))
+    arrays = images("fashion_mnist")
+    x, y = arrays.test
+    assert x.shape == (4, 3, 32, 32) and y.tolist() == [0, 1, 2, 3] and arrays.source == "official"
+    assert all(np.array_equal(channel[:, 2:-2, 2:-2], pixels[10:]) for channel in x.unbind(1))
+    assert x.sum() == 3 * pixels[10:].sum(dtype=int)  # the frame is black
+
+
+def test_official_small_images_have_their_classes(places, monkeypatch):
+    """Those of Tiny ImageNet, halved, by the layout of its archive."""
+    grey = {"n1": 40, "n2": 90}  # a class has one shade
+    files = {"wnids.txt": b"n2\nn1\n", "val/val_annotations.txt": b"val_0.JPEG\tn1\t0\nval_1.JPEG\tn2\t0\n"}
+    for name, shade in grey.items():
+        picture = encoded(np.full((64, 64, 3), shade, dtype=np.uint8), "JPEG")
+        files |= {f"train/{name}/images/{name}_{number}.JPEG": picture for number in range(5)}
+        files[f"val/images/val_{int(name[1]) - 1}.JPEG"] = picture
+    write(places / "data" / "tiny-imagenet-200", files)
+    expect(monkeypatch, "tiny_imagenet", (10, 2))
+    arrays = images("tiny_imagenet")
+    assert arrays.test[1].tolist() == [1, 0] and sorted(arrays.train[1].tolist()) == [0] * 5 + [1] * 5
+    for x, y in (arrays.train, arrays.test):
+        assert x.shape[1:] == (3, 32, 32) and [int(one[0, 3, 3]) for one in x] == [[90, 40][label] for label in y]
+
+
 def test_damaged_and_missing_images_are_refused(cifar, places, monkeypatch):
     copy = datasets.IMAGES["cifar10"].copy
     expect(monkeypatch, "cifar10", (30, 11))

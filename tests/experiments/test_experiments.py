@@ -101,8 +101,11 @@ def test_files_are_whole_or_absent(tmp_path):
     assert path.read_text() == "old" and list(path.parent.iterdir()) == [path]
 
 
-def test_keys_tell_specs_apart_and_stay_what_they_were(workspace, tmp_path):
+def test_keys_tell_specs_apart_and_stay_what_they_were():
     assert len({spec.key for spec in small_tasks.specs()}) == len(small_tasks.specs())
     assert Spec(method="linear", learning_rate=0.02).key == "f1c1096d8167cc61"
     assert Spec(base="sgd").key != Spec().key
+
+
+def test_every_folder_lies_in_the_repository_that_the_environment_names(workspace, tmp_path):
     assert all(folder.is_relative_to(tmp_path) for folder in vars(workspace).values())

@@ -9,6 +9,7 @@ from hyfreedp.experiments.data.encoding import IGNORED, encode_prompts
 from hyfreedp.experiments.data.texts import Texts, synthetic
 from hyfreedp.experiments.models.language_models import LANGUAGE_MODELS, own_tokenizer
 from hyfreedp.experiments.runs.cells import Spec
+from hyfreedp.experiments.tasks import generation
 from hyfreedp.experiments.tasks.generation import generate
 from hyfreedp.experiments.tasks.language_tasks import WIDTHS, read_documents, shortened
 from hyfreedp.experiments.tasks.registry import TASKS
@@ -67,11 +68,15 @@ def test_scores_count_every_target_token_once_whatever_the_pieces(small, monkeyp
         assert network.training
 
 
-def test_a_beam_of_one_is_the_greedy_loop_and_padding_changes_nothing(small):
+def test_a_beam_of_one_is_the_greedy_loop_and_padding_changes_nothing(small, monkeypatch):
     tokenizer, task = own_tokenizer(), small["restaurants"]
     network = task.model(0, "gpt2_sentences")
     meanings = [meaning for meaning, _ in task.load().test[:4]]
-    together = generate(network, tokenizer, meanings, beams=1, most_tokens=15)
+    monkeypatch.setattr(generation, "MOST_TOKENS", 15)
+    several = generate(network, tokenizer, meanings)
+    assert generate(network, tokenizer, meanings[1:2]) == several[1:2]
+    monkeypatch.setattr(generation, "BEAMS", 1)
+    together = generate(network, tokenizer, meanings)
     for meaning, found in zip(meanings, together, strict=True):
         ids, _ = encode_prompts(tokenizer, [meaning])
         written = []
@@ -79,8 +84,6 @@ def test_a_beam_of_one_is_the_greedy_loop_and_padding_changes_nothing(small):
             step = network.eval()(torch.cat([ids[0], torch.tensor(written, dtype=torch.int64)])[None]).logits[0, -1]
             written.append(int(step.argmax()))
         assert found == " ".join(tokenizer.decode(written, skip_special_tokens=True).split())
-    all_, alone = (generate(network, tokenizer, some, most_tokens=15) for some in (meanings, meanings[1:2]))
-    assert all_[1] == alone[0]
 
 
 def test_documents_of_a_file_make_a_task_and_name_the_cell(tmp_path, monkeypatch):

@@ -45,7 +45,7 @@ def test_random_search_agrees_with_dp_accounting(shape, mean):
 
 
 def test_a_calibrated_search_meets_its_budget_and_its_noise_grows_with_the_runs():
-    noises = [tuning_budget.search_noise(2.0, **PROTOCOL, mean=mean, shape=1.0, start=1.0) for mean in (2.0, 16.0)]
+    noises = [tuning_budget.search_noise(2.0, **PROTOCOL, mean=mean, shape=1.0) for mean in (2.0, 16.0)]
     assert noises == sorted(noises)
     for mean, noise in zip((2.0, 16.0), noises, strict=True):
         spent = tuning_budget.search_epsilon(noise, **PROTOCOL, mean=mean, shape=1.0)

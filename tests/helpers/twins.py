@@ -142,9 +142,9 @@ def by_hand(*args, **settings):
     return optimizer
 
 
-def steps(optimizer, sizes: Sequence[int], *, seed: int = 2) -> list:
+def steps(optimizer, sizes: Sequence[int]) -> list:
     """A step by cross-entropy on each of :func:`make_batches`; their records."""
-    return [optimizer.step(cross_entropy(optimizer.module), batch) for batch in make_batches(sizes, seed=seed)]
+    return [optimizer.step(cross_entropy(optimizer.module), batch) for batch in make_batches(sizes)]
 
 
 def changed(preset: str | Preset, **fields) -> Preset:

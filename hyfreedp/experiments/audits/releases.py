@@ -91,17 +91,16 @@ def joint_bounds(
     plan = NoiseSplit.from_dict(split)
     generator = NoiseGenerator(seed)
     sizes = [min(CHUNK, runs - start) for start in range(0, runs, CHUNK)]
-    absent: list[Tensor] = []
-    present: list[Tensor] = []
+    tables = []
     for index, size in enumerate(tqdm(sizes, desc="runs with and without the record", unit="chunk")):
         sampler = PoissonSampler(
             num_records=size, sample_rate=plan.sample_rate, steps_per_epoch=plan.steps, seed=seed * len(sizes) + index
         )
         with one_thread():
-            absent.append(_whole_runs(plan, size, lambda _: [], generator))
-            present.append(_whole_runs(plan, size, sampler.batch, generator))
-    statistics = {"without": torch.cat(absent).numpy(), "planted": torch.cat(present).numpy()}
-    return bounds(pd.DataFrame(statistics), deltas, confidence)
+            without = _whole_runs(plan, size, lambda _: [], generator).numpy()
+            planted = _whole_runs(plan, size, sampler.batch, generator).numpy()
+        tables.append(pd.DataFrame({"without": without, "planted": planted}))
+    return bounds(pd.concat(tables), deltas, confidence)
 
 
 def _whole_runs(plan: NoiseSplit, runs: int, inside: Callable[[int], list[int]], generator: NoiseGenerator) -> Tensor:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from hyfreedp.checks import check_choice
-from hyfreedp.experiments.models.image_models import add_low_rank_updates, vit
+from hyfreedp.experiments.models.image_models import add_low_rank_updates, mlp, vit
 from hyfreedp.noise.random_states import random_states_kept
 
 Family = Literal["vit", "gpt2", "llama", "mlp", "convnet"]
@@ -164,10 +164,8 @@ def _llama(shape: Shape) -> tuple[nn.Module, Tensor, Tensor]:
 
 def _mlp(shape: Shape) -> tuple[nn.Module, Tensor, Tensor]:
     """For vectors of 784 numbers; the second hidden layer is half as wide as the first."""
-    first, second = shape.width, shape.width // 2
-    hidden = (nn.Linear(784, first), nn.ReLU(), nn.Linear(first, second), nn.ReLU())
-    inputs, labels = torch.randn(shape.batch_size, 784), torch.randint(shape.outputs, (shape.batch_size,))
-    return nn.Sequential(*hidden, nn.Linear(second, shape.outputs)), inputs, labels
+    module = mlp((shape.width, shape.width // 2), 784, shape.outputs)
+    return module, torch.randn(shape.batch_size, 784), torch.randint(shape.outputs, (shape.batch_size,))
 
 
 def _convnet(shape: Shape) -> tuple[nn.Module, Tensor, Tensor]:

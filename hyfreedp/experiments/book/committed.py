@@ -50,8 +50,7 @@ def update(selected: Sequence[Path]) -> None:
     here = workspace()
     for profile in {notebooks.defaults(source)["profile"] for source in selected}:  # else they would be trained anew
         archive.unpack_committed(profile)
-    figures = here.figures
-    record = figures / "made_with.json"
+    record = here.figures / "made_with.json"
     for source in selected:
         print(f"{source.stem}: executing", flush=True)
         student, solved = source.with_suffix(".ipynb"), notebooks.solutions(source)
@@ -60,7 +59,7 @@ def update(selected: Sequence[Path]) -> None:
             executed = nbformat.read(executing, as_version=4)
         output = here.output(notebooks.defaults(source)["profile"])
         for name in made:
-            with replacing(figures / name) as temporary:
+            with replacing(here.figures / name) as temporary:
                 shutil.copyfile(output / name, temporary)
         for path, copy in ((student, without_solutions(executed)), (solved, with_solutions(executed))):
             write_text(path, nbformat.writes(copy) + "\n")

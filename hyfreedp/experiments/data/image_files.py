@@ -73,27 +73,23 @@ class Copy:
                 raise ValueError(f"{folder / name} is damaged or another file: its SHA-256 is {found}, not {expected}")
 
 
-def cifar(kind: str, folder: Path, download: bool) -> tuple[Part, Part]:
-    """torchvision's CIFAR10, or CIFAR100 with its 100 fine labels (Krizhevsky, 2009)."""
+def of_torchvision(kind: str, folder: Path, download: bool) -> tuple[Part, Part]:
+    """torchvision's CIFAR10 or CIFAR100, with its 100 fine labels (Krizhevsky, 2009), or FashionMNIST, in a frame.
+
+    Of the last (Xiao et al., 2017) only what it downloads does it verify.
+    """
     from torchvision import datasets
 
     sets = [getattr(datasets, kind)(folder, train=train, download=download) for train in (True, False)]
-    train, test = (Part(np.array(found.targets), found.data, 32) for found in sets)
+    train, test = (Part(np.asarray(found.targets), _framed(np.asarray(found.data)), 32) for found in sets)
     return train, test
 
 
-def fashion_mnist(folder: Path, download: bool) -> tuple[Part, Part]:
-    """torchvision's FashionMNIST (Xiao et al., 2017), in a frame; only what it downloads does it verify."""
-    from torchvision.datasets import FashionMNIST
-
-    sets = [FashionMNIST(folder, train=train, download=download) for train in (True, False)]
-    train, test = (Part(found.targets.numpy(), _framed(found.data.numpy()), 32) for found in sets)
-    return train, test
-
-
-def _framed(grey: np.ndarray) -> np.ndarray:
-    """Grey images (N, 28, 28) within two black pixels, in three equal channels: (N, 32, 32, 3)."""
-    return np.repeat(np.pad(grey, ((0, 0), (2, 2), (2, 2)))[..., None], 3, axis=3)
+def _framed(images: np.ndarray) -> np.ndarray:
+    """Grey images (N, 28, 28) within two black pixels, in three equal channels: (N, 32, 32, 3); coloured ones as is."""
+    if images.ndim == 4:
+        return images
+    return np.repeat(np.pad(images, ((0, 0), (2, 2), (2, 2)))[..., None], 3, axis=3)
 
 
 def svhn(folder: Path, download: bool) -> tuple[Part, Part]:
@@ -147,10 +143,8 @@ def tiny_imagenet(folder: Path, download: bool) -> tuple[Part, Part]:
 
         download_and_extract_archive(_TINY_IMAGENET_ADDRESS, folder, md5=_TINY_IMAGENET_MD5)
     root = folder / "tiny-imagenet-200"
-    train = sorted((root / "train").glob("*/images/*.JPEG"))
-    return _tiny_imagenet(
-        lambda name: (root / name).read_bytes(), [path.relative_to(root).as_posix() for path in train]
-    )
+    train = [path.relative_to(root).as_posix() for path in sorted((root / "train").glob("*/images/*.JPEG"))]
+    return _tiny_imagenet(lambda name: (root / name).read_bytes(), train)
 
 
 def _tiny_imagenet(read: Callable[[str], bytes], train: list[str]) -> tuple[Part, Part]:

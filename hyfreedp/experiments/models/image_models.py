@@ -78,7 +78,8 @@ class Pixels(nn.Module):
         return (x - 0.5) / 0.5
 
 
-def _mlp(hidden: tuple[int, ...], features: int, classes: int) -> nn.Sequential:
+def mlp(hidden: tuple[int, ...], features: int, classes: int) -> nn.Sequential:
+    """A perceptron with hidden layers of these widths and ReLUs."""
     widths = (features, *hidden, classes)
     modules: list[nn.Module] = []
     for width_in, width_out in pairwise(widths):
@@ -152,7 +153,7 @@ def _with_pixels(network: nn.Module, side: int) -> nn.Module:
 
 
 MODELS = {
-    "mlp": Model("MLP, 2 x 512", partial(_mlp, (512, 512)), tunings=("full", "bitfit")),
+    "mlp": Model("MLP, 2 x 512", partial(mlp, (512, 512)), tunings=("full", "bitfit")),
     "vit8_d64_p4": Model("ViT, 8 x 8, width 64, depth 3", partial(_small_vit, 8, 4, 1, 64, 3, 4)),
     "vit8_glyphs": Model("ViT, pre-trained on glyphs", partial(_pretrained, "glyphs", "vit8_d64_p4"), weights="glyphs"),
     "vit32_d128": Model(

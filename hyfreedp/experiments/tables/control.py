@@ -73,10 +73,7 @@ def cases(found: pd.DataFrame) -> list[Verdict]:
         first = runs[(runs.first_rate == FIRST_RATES[0]) & runs.within & (method == "paper_claimed")]
         several = runs[runs.groupby(PLACE).first_rate.transform("max") > FIRST_RATES[0]]
         best = runs.loc[several.groupby(PLACE).points.idxmax()]
-        for start, part in {
-            "0.0001": first,
-            "the best first rate tried": best,
-        }.items():
+        for start, part in (("0.0001", first), ("the best first rate tried", best)):
             if len(part):
                 outcome, number = over_data_sets(part.set_index(part.task.map(data_set)).points, COMPARABLE)
                 spent = part.groupby("epsilon").epsilon_true.max()

@@ -17,7 +17,6 @@ from typing import Any, Literal
 import pandas as pd
 from packaging.version import Version
 
-from hyfreedp.accounting import calibrate_noise
 from hyfreedp.accounting.accountants import composed_epsilon
 from hyfreedp.experiments.baselines.adaptive_clipping import INITIAL_THRESHOLD
 from hyfreedp.experiments.models.image_models import Tuning
@@ -116,7 +115,12 @@ class Scale:
     rows: tuple[str, ...] = tuple(ROWS)
 
 
+def _learners(tasks: tuple[str, ...], models: tuple[str, ...]) -> tuple[Learner, ...]:
+    return tuple(Learner(task, model, tuning) for task, model, tuning in product(tasks, models, _TUNINGS))
+
+
 _TUNINGS: tuple[Tuning, ...] = ("full", "bitfit")
+_PARTS = ("cifar10_20k", "gtsrb_20k", "fashion_20k")
 _DATA = ("cifar10", "cifar100", "svhn", "gtsrb", "food101")  # of the paper
 _MODELS = ("vit_small_patch16_224", "vit_base_patch16_224")
 SCALES = {
@@ -124,23 +128,15 @@ SCALES = {
     "laptop": Scale(
         (Learner("digits", "mlp", "full"), *(Learner("digits", "vit8_glyphs", tuning, 30) for tuning in _TUNINGS))
     ),
-    "desktop": Scale(
-        tuple(
-            Learner(*one)
-            for one in product(("cifar10_20k", "gtsrb_20k", "fashion_20k"), ("vit32_tiny_imagenet_d128",), _TUNINGS)
-        ),
-        epsilons=(1.0, 3.0, 8.0, math.inf),
-        seeds=2,
-        rows=DESKTOP_ROWS,
-    ),
+    "desktop": Scale(_learners(_PARTS, ("vit32_tiny_imagenet_d128",)), seeds=2, rows=DESKTOP_ROWS),
     # One claim of the paper, on one GPU in an evening: docs/gpu.md.
     "claim": Scale(
         (Learner("cifar100", "vit_small_patch16_224", "full"),),
         epsilons=(3.0,),
         rows=("grid", "hyfreedp_paper", "hyfreedp_claimed", "hyfreedp_robust"),
     ),
-    "gpu": Scale(tuple(Learner(*one) for one in product(("cifar10", "gtsrb"), ("vit32_tiny_imagenet",), _TUNINGS))),
-    "paper": Scale(tuple(Learner(*one) for one in product(_DATA, _MODELS, _TUNINGS))),
+    "gpu": Scale(_learners(("cifar10", "gtsrb"), ("vit32_tiny_imagenet",))),
+    "paper": Scale(_learners(_DATA, _MODELS)),
 }
 
 
@@ -174,12 +170,9 @@ class Entry:
             return None
         scores = [(record["accuracy"], -record["loss"]) for record in records]
         best = runs[scores.index(max(scores))]  # the first of equals
-        return best if row.search == "random" else self.tested(best.learning_rate)
-
-    def tested(self, rate: float) -> Spec:
-        """The run of a row that tests one run, with this rate for the one that was chosen, or with its only one."""
-        row = ROWS[self.row]
-        return replace(self._run(row.rates[0], row.share * self.epsilon), learning_rate=rate)
+        if row.search == "random":
+            return best
+        return replace(best, epsilon=row.share * self.epsilon, seed=self.seed, evaluation="test")
 
     def _run(self, rate: float, epsilon: float) -> Spec:
         row, learner = ROWS[self.row], self.learner
@@ -214,8 +207,7 @@ def random_search_epsilon(task_name: str, steps: int | None, target_epsilon: flo
     task = TASKS[task_name]
     rate, length = task.batch_size / task.validation_start, steps or task.steps
     protocol: dict[str, Any] = {"target_delta": task.delta, "sample_rate": rate, "steps": length}
-    start = calibrate_noise(target_epsilon=target_epsilon, probe="none", accountant="rdp", **protocol).sigma
-    sigma = search_noise(target_epsilon, mean=MEAN_RUNS, shape=1.0, start=start, **protocol)
+    sigma = search_noise(target_epsilon, mean=MEAN_RUNS, shape=1.0, **protocol)
     spent = composed_epsilon(((sigma, length),), sample_rate=rate, delta=task.delta, accountant="pld")
     return math.floor(1e4 * spent) / 1e4
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import pandas as pd
 
-from hyfreedp import calibrate_noise
 from hyfreedp.experiments.runs.cells import Spec, read_steps, run_cells, tabulate, with_seeds
 from hyfreedp.experiments.tables import tuning_budget
 from hyfreedp.experiments.tasks.registry import TASKS
@@ -71,5 +70,5 @@ def counted(profile: str, epsilon: float, runs: int) -> float:
     task = TASKS["digits"]
     steps = MAPS[profile]["steps"] or task.steps
     protocol: dict[str, Any] = {"target_delta": task.delta, "sample_rate": task.batch_size / task.train_size}
-    sigma = calibrate_noise(target_epsilon=epsilon, steps=steps, probe="none", accountant="rdp", **protocol).sigma
+    sigma = tuning_budget.vanilla_noise(target_epsilon=epsilon, steps=steps, **protocol)
     return tuning_budget.dp_sgd_epsilon(sigma, steps=runs * steps, **protocol)

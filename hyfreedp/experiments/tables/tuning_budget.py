@@ -105,8 +105,8 @@ def budget_rows(*, budget: dict[str, float], batch_size: int, interval: int, run
         ``noise_percent`` (how much larger it is) and ``share_percent``, the part of epsilon that those gradients leave
         to everything else.
     """
-    target, protocol = _split_budget(budget)
-    sigma = _vanilla_noise(target, protocol)
+    target, sigma = budget["target_epsilon"], vanilla_noise(**budget)
+    protocol: dict[str, Any] = {name: value for name, value in budget.items() if name != "target_epsilon"}
     learned: dict[str, Any] = {"probe": "losses", "allocation": "constant", "accountant": "rdp", "interval": interval}
 
     split = calibrate_noise(target_epsilon=target, **protocol, **learned, gamma=GAMMA)
@@ -114,42 +114,35 @@ def budget_rows(*, budget: dict[str, float], batch_size: int, interval: int, run
         ("vanilla", math.nan, sigma),
         ("hyfreedp", GAMMA, split.sigma_gradient),
         ("adaptive clipping", QUANTILE_PART, update_noise(sigma, QUANTILE_PART * batch_size)),
-        ("split", KEPT, _vanilla_noise(KEPT * target, protocol)),
+        ("split", KEPT, vanilla_noise(**budget | {"target_epsilon": KEPT * target})),
     ]
     for number in (RATES, RATES * THRESHOLDS):
-        noises.append(("grid search", number, _vanilla_noise(target, protocol | {"steps": number * protocol["steps"]})))
+        noises.append(("grid search", number, vanilla_noise(**budget | {"steps": number * budget["steps"]})))
     for name, shape in SHAPES.items():
         for mean in runs:
-            noise = search_noise(target, mean=mean, shape=shape, start=sigma, **protocol)
+            noise = search_noise(**budget, mean=mean, shape=shape)
             noises.append((f"random search, {name}", mean, noise))
-    return pd.DataFrame(
-        [
-            {"method": method, "setting": setting, "target_epsilon": target, "sigma": sigma, "sigma_gradient": noise}
-            | {"noise_percent": 100 * (noise / sigma - 1)}
-            | {"share_percent": 100 * (1 - dp_sgd_epsilon(noise, **protocol) / target)}
-            for method, setting, noise in noises
-        ]
-    )
+    rows = pd.DataFrame(noises, columns=["method", "setting", "sigma_gradient"])
+    left = rows.sigma_gradient.map(lambda noise: dp_sgd_epsilon(noise, **protocol))
+    rows = rows.assign(target_epsilon=target, sigma=sigma, share_percent=100 * (1 - left / target))
+    return rows.assign(noise_percent=100 * (rows.sigma_gradient / sigma - 1))
 
 
-def _split_budget(budget: dict[str, float]) -> tuple[float, dict[str, Any]]:
-    return budget["target_epsilon"], {key: value for key, value in budget.items() if key != "target_epsilon"}
+def vanilla_noise(**budget: Any) -> float:
+    """The noise multiplier of one run of DP-SGD, by RDP; arguments of :func:`hyfreedp.calibrate_noise`."""
+    return calibrate_noise(**budget, probe="none", accountant="rdp").sigma
 
 
-def _vanilla_noise(target_epsilon: float, protocol: dict[str, Any]) -> float:
-    return calibrate_noise(**protocol, target_epsilon=target_epsilon, probe="none", accountant="rdp").sigma
-
-
-def search_noise(target_epsilon: float, *, start: float, **search: Any) -> float:
-    """The smallest noise multiplier, tried from ``start`` on, at which :func:`search_epsilon` stays within the
-    budget."""
+def search_noise(target_epsilon: float, *, mean: float, shape: float, **run: Any) -> float:
+    """The smallest noise multiplier at which :func:`search_epsilon` stays within the budget; more than one run's."""
+    search, start = {"mean": mean, "shape": shape} | run, vanilla_noise(target_epsilon=target_epsilon, **run)
     return smallest_noise(lambda sigma: search_epsilon(sigma, **search), target_epsilon, start, TOLERANCE)
 
 
 def quantile_noise_for_share(share: float, *, budget: dict[str, float]) -> float:
     """sigma_b at which adaptive clipping takes this share, in (0, 1), of epsilon from the gradients."""
-    target, protocol = _split_budget(budget)
-    total, kept = _vanilla_noise(target, protocol), _vanilla_noise((1 - share) * target, protocol)
+    left = budget | {"target_epsilon": (1 - share) * budget["target_epsilon"]}
+    total, kept = vanilla_noise(**budget), vanilla_noise(**left)
     return 0.5 * (total**-2 - kept**-2) ** -0.5
 
 

@@ -20,24 +20,17 @@ MOST_TOKENS = 128
 TOGETHER = 64  # prompts in memory at a time
 
 
-def generate(
-    model: Any,
-    tokenizer: PreTrainedTokenizerBase,
-    meanings: Sequence[str],
-    *,
-    beams: int = BEAMS,
-    most_tokens: int = MOST_TOKENS,
-) -> list[str]:
+def generate(model: Any, tokenizer: PreTrainedTokenizerBase, meanings: Sequence[str]) -> list[str]:
     """The most probable continuation of each prompt that beam search finds, on one line each; the mode is restored.
 
-    An unfinished sentence is cut off after ``most_tokens``, or where the context is full; ValueError if a prompt
+    An unfinished sentence is cut off after ``MOST_TOKENS``, or where the context is full; ValueError if a prompt
     fills it.
     """
     from transformers import GenerationConfig
 
     device = next(model.parameters()).device
     context = model.config.max_position_embeddings
-    settings = {"num_beams": beams, "do_sample": False, "early_stopping": beams > 1}
+    settings = {"num_beams": BEAMS, "do_sample": False, "early_stopping": True}
     special = {"pad_token_id": padding_of(tokenizer), "eos_token_id": tokenizer.eos_token_id}
     shortest_first = sorted(range(len(meanings)), key=lambda index: len(meanings[index]))
     sentences = [""] * len(meanings)
@@ -48,7 +41,7 @@ def generate(
             room = context - ids.shape[1]
             if room < 1:
                 raise ValueError(f"a prompt of {ids.shape[1]} tokens fills the model's context of {context}")
-            config = GenerationConfig(max_new_tokens=min(most_tokens, room), use_cache=True, **settings, **special)
+            config = GenerationConfig(max_new_tokens=min(MOST_TOKENS, room), use_cache=True, **settings, **special)
             found = model.generate(input_ids=ids, attention_mask=mask, generation_config=config)
             texts = tokenizer.batch_decode(found[:, ids.shape[1] :], skip_special_tokens=True)
             for row, text in zip(rows, texts, strict=True):

@@ -49,10 +49,7 @@ class LanguageTask:
 
     Attributes:
         models: names in :data:`hyfreedp.experiments.models.language_models.LANGUAGE_MODELS`, the task's own first.
-        train_size: N, with which ``evaluation="test"`` trains.
-        batch_size, steps, delta: the protocol.
         scored: sequences of the held-out part, from its start, that a run is scored on; all if None.
-        evaluations: of a run of more than a hundred steps, the last one included.
     """
 
     title: str
