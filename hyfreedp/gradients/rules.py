@@ -32,11 +32,22 @@ def given(one_pass: Pass, x: Tensor, *parameters: Tensor | None) -> Tensor | Non
     return None
 
 
+def held(one_pass: Pass, x: Any, *parameters: Any) -> Tensor | None:
+    """The samples (B, ...) of x, for a layer whose parameters are frozen, or of which losses alone are asked; or None.
+
+    functorch takes some such layers apart, as a product and a sum.
+    """
+    frozen = not any(is_wrapped(p) or one_pass.is_trained(p) for p in parameters)
+    return one_pass.level.samples(x) if frozen and one_pass.level.holds(x) else None
+
+
 # -- linear maps -------------------------------------------------------------------------------------------------------
 
 
 @rule(F.linear)
 def _linear(one_pass: Pass, func: Any, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
+    if (x := held(one_pass, input, weight, bias)) is not None:
+        return one_pass.of_sample(F.linear(x, weight, bias))
     return _product(one_pass, input, weight, bias, transposed=False)
 
 
@@ -119,6 +130,8 @@ composed(Tensor.roll, _rolled)
 def _layer_norm(
     one_pass: Pass, func: Any, input: Tensor, shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5
 ) -> Any:
+    if (x := held(one_pass, input, weight, bias)) is not None:
+        return one_pass.of_sample(F.layer_norm(x, shape, weight, bias, eps))
     x = _given_plain(one_pass, input, weight, bias)
     if x is None or x.dim() < 2 or len(shape) != 1:
         return NotImplemented
