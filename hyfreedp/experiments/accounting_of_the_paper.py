@@ -106,7 +106,7 @@ class Counting:
             )
         # One grid for everything of a run: with Laplace noise integers alone, or gradients alone would look cheaper.
         orders = INTEGER_ORDERS if self.loss_mechanism == "laplace" else ORDERS
-        return epsilon_of_rdp(orders, sum(count * _rdp(one, sample_rate, orders) for one, count in part), delta)
+        return epsilon_of_rdp(orders, sum(count * rdp_of(one, sample_rate, orders) for one, count in part), delta)
 
 
 SOUND = Counting("pld", "same_batch")
@@ -207,7 +207,8 @@ def epsilon_of_rdp(orders: Sequence[float], rdp: ArrayLike, delta: float) -> flo
 
 
 @lru_cache(maxsize=256)
-def _rdp(mechanism: Mechanism, sample_rate: float, orders: tuple[float, ...]) -> np.ndarray:
+def rdp_of(mechanism: Mechanism, sample_rate: float, orders: tuple[float, ...]) -> np.ndarray:
+    """Renyi DP of one release on a Poisson batch, at each order."""
     if mechanism.numbers:
         curve = _laplace_rdp(mechanism, sample_rate)
         return np.maximum([curve.RenyiDP(int(order)) for order in orders], 0.0)  # rounding can leave -1e-16

@@ -15,13 +15,13 @@ from hyfreedp.experiments.accounting_of_the_paper import (
     SOUND,
     Counting,
     Mechanism,
-    _rdp,
     calibrate,
     chi_squared,
     even_split,
     gdp_delta,
     gdp_epsilon,
     mu_gdp,
+    rdp_of,
     vanilla_noise,
 )
 from hyfreedp.experiments.studies.noise_split import DataSet
@@ -99,7 +99,7 @@ def test_laplace_rdp_against_numerical_integration_in_both_directions(sigma):
         inner = integrate.trapezoid(np.exp(order * log_p - (order - 1) * log_q), x, axis=-1)
         return math.log(inner if inner.ndim == 0 else integrate.trapezoid(inner, y)) / (order - 1)
 
-    for order, rdp in zip(orders, _rdp(Mechanism(sigma, scale, 1), q, orders), strict=True):
+    for order, rdp in zip(orders, rdp_of(Mechanism(sigma, scale, 1), q, orders), strict=True):
         assert rdp == pytest.approx(divergence(log_mixture, log_without, order), rel=1e-3)
         assert rdp > divergence(log_without, log_mixture, order)
 

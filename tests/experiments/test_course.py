@@ -114,6 +114,22 @@ def test_03_says_what_another_pair_costs(said):
 
 
 @pytest.mark.parametrize(
+    ("answer", "truth", "said"),
+    [
+        (3.05, 3.0, "**Right.**"),
+        (-3.07, -3.0, "**Not yet.** It is too low."),
+        (1e-9, 0.0, "**Not yet.** It is too high."),
+        (0, 0.0, "**Right.**"),
+    ],
+)
+def test_what_is_said_of_an_answer(answer, truth, said, monkeypatch):
+    shown = []
+    monkeypatch.setattr(exercises, "display", shown.append)
+    exercises.check(answer, lambda: truth)
+    assert [markdown.data for markdown in shown] == [said]
+
+
+@pytest.mark.parametrize(
     ("stem", "names"),
     [
         ("00_primer", {"largest": "00.1", "each": "00.2", "times_one": "00.3"}),
