@@ -195,12 +195,10 @@ def _batch_norm(one_pass: Pass, func: Any, input: Tensor, mean: Any, var: Any, *
     constants = [t for t in (mean, var, weight, bias) if t is not None]
     if named["training"] or x is None or x.dim() < 3 or any(is_wrapped(t) or one_pass.is_trained(t) for t in constants):
         return NotImplemented
-    if any(t.dtype != x.dtype for t in constants):
-        return NotImplemented
     scale = (var + named["eps"]).rsqrt() * (1 if weight is None else weight)
     shift = (0 if bias is None else bias) - mean * scale
     ones = [1] * (x.dim() - 3)
-    return one_pass.of_sample(torch.addcmul(shift.view(-1, *ones), x, scale.view(-1, *ones)))
+    return one_pass.of_sample(torch.addcmul(shift.view(-1, *ones), x, scale.view(-1, *ones)).to(x.dtype))
 
 
 def _given_plain(one_pass: Pass, input: Tensor, weight: Any, bias: Any) -> Tensor | None:
