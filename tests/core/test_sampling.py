@@ -120,7 +120,7 @@ def test_each_record_is_what_collation_makes_of_it_alone(form):
     assert [repr(found[place]) for place in range(4)] == [repr(default_collate([data[row]])) for row in rows]
     empty, none = fetched(data, [])
     assert batch_length(batch) == 4 and batch_length(empty) == 0 and none == {}
-    if form in ("names", "lengths", "types", "keys"):  # each of another form
+    if form in ("names", "lengths", "keys"):  # each of another form
         assert isinstance(batch, Records)
     else:
         assert repr(batch) == repr(default_collate([data[row] for row in rows]))
