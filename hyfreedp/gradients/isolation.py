@@ -90,7 +90,8 @@ class SingleSample(Isolated):
             while one is not None:  # and that of which it is a view, or shares the memory
                 self.mark(one)
                 one = getattr(one, "_alias_of", one._base)
-        return tree_map(lambda t: t if any(t is one for one in shared) else self.mark(t), result)
+        marked = lambda t: t if any(t is one for one in shared) else self.mark(t)  # noqa: E731
+        return marked(result) if isinstance(result, Tensor) else tree_map(marked, result)
 
 
 @contextmanager
