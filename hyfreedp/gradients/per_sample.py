@@ -19,6 +19,7 @@ from torch import Tensor
 MEMORY_BUDGET = 2**28
 _LARGEST_RELATIVE_ERROR = 1e-3  # of a squared norm from factors; beyond, the gradient is instantiated
 _BLOCK = 256  # numbers that are summed one after the other
+SQUARES = 2**18  # most in one float32 sum, which then lacks a 2000th of them at most, and a longer one any share
 _LONGEST = 4096  # of these on an accelerator, whose products add up all tokens in turn, and where each call takes time
 _LARGE, _ROWS_OF_BLAS = 16, 192  # from this length of both vectors on BLAS adds up blocks of so many products (MKL's)
 _MULTIPLICATIONS_PER_ENTRY = 16  # in the time in which an entry of a gradient is written once and read twice
@@ -124,7 +125,7 @@ class OuterProducts(PerSampleGradients):
         if left.shape[1] == 1:
             lefts, rights = (squared_row_norms(t[:, 0]) + t.shape[2] * tiny for t in (left, right))
             return lefts * rights, None
-        left_gram, right_gram = left @ left.mT, right @ right.mT
+        left_gram, right_gram = _gram(left), _gram(right)
         lefts, rights = (gram.diagonal(dim1=1, dim2=2) for gram in (left_gram, right_gram))
         uncancelled = (lefts * rights).sqrt().sum(1).square()  # the squared norms if no tokens cancelled
         lacking = left.shape[1:].numel() * tiny * rights.sum(1) + right.shape[1:].numel() * tiny * lefts.sum(1)
@@ -230,4 +231,10 @@ def sum_to(t: Tensor, kept: int) -> Tensor:
 
 def squared_row_norms(x: Tensor) -> Tensor:
     """Squared norms of the rows of (N, d), shape (N,), float32 or wider."""
-    return torch.linalg.vector_norm(x, dim=1, dtype=torch.promote_types(x.dtype, torch.float32)).square()
+    dtype, parts = torch.promote_types(x.dtype, torch.float32), x.split(SQUARES, 1)
+    return reduce(torch.add, (torch.linalg.vector_norm(part, dim=1, dtype=dtype).square() for part in parts))
+
+
+def _gram(x: Tensor) -> Tensor:
+    """Inner products (B, T, T) of the rows of (B, T, d)."""
+    return reduce(torch.add, (part @ part.mT for part in x.split(SQUARES, 2)))

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hyfreedp.gradients.per_sample import (
+    SQUARES,
     Instantiated,
     OuterProducts,
     PerSampleGradients,
@@ -43,7 +44,10 @@ class EmbeddingRows(PerSampleGradients):
     @cached_property
     def squared_norms(self) -> Tensor:
         sums, owners, _ = self._summed
-        return sums.new_zeros(len(self.ids)).index_add_(0, owners, squared_row_norms(sums))
+        squares = squared_row_norms(sums)
+        if self.ids.shape[1] > SQUARES // 8:  # they are added one by one, not by the eight lanes of a processor
+            squares = squares.double()
+        return squares.new_zeros(len(self.ids)).index_add_(0, owners, squares).to(sums.dtype)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         sums, owners, tokens = self._summed

@@ -329,6 +329,21 @@ def test_tokens_that_cancel_do_not_hide_a_norm(magnitude, clipping):
         assert total(engine, loss, x, torch.tensor([3])).norm() <= 1.001 * clipping.sensitivity
 
 
+@pytest.mark.parametrize(
+    ("build", "record"),
+    [
+        (lambda: nn.Linear(2**22, 1, bias=False), torch.tensor([0.5625]).expand(2**22)),
+        (lambda: nn.Linear(2**21, 4, bias=False), torch.tensor([0.625]).expand(2, 2**21)),
+        (lambda: nn.Embedding(2**17, 1), torch.arange(2**17)),
+    ],
+)
+def test_many_equal_squares_do_not_hide_a_norm(build, record):
+    """One float32 sum of them was too small: a record counted as 1.007 clips, and as more in larger layers."""
+    layer = build()
+    loss = lambda batch: 0.53125 * layer(*batch).sum()  # noqa: E731
+    assert total(make_engine(layer, AbadiClipping(1.0)), loss, record[None]).norm() <= 1.0003
+
+
 @each(clipping=[AutomaticClipping(), AbadiClipping(0.01)], tokens=[1, 4])
 def test_squares_that_underflow_do_not_hide_a_norm(tokens, clipping):
     """A huge input and a tiny gradient, whose squares are infinite and zero: their product is neither."""
