@@ -357,10 +357,13 @@ def _check_order(sampler: object, num_records: int) -> None:
 def _owned(owners: Any, records: int) -> list[list[int]]:
     """The indices of each owner's records, from an owner id for each record."""
     ids = owners.tolist() if hasattr(owners, "tolist") else owners
-    ids = [*ids] if isinstance(ids, Iterable) and not isinstance(ids, str) else None
+    ids = [*ids] if isinstance(ids, Iterable) and not isinstance(ids, str | Mapping) else None
     if ids is None or len(ids) != records:
         seen = type(owners).__name__ if ids is None else len(ids)
-        raise ValueError(f"owners must be a list, array or tensor with an id for each of {records} records, got {seen}")
+        raise ValueError(
+            f"owners must be a list, array or tensor with an id for each of {records} records, got {seen}: give the "
+            "ids in the order of the data set"
+        )
     kinds = {type(one) for one in ids}
     if kinds != {str} and not all(issubclass(kind, Integral) and kind is not bool for kind in kinds):
         raise ValueError(

@@ -152,6 +152,7 @@ def test_a_step_clips_the_mean_of_an_owners_losses():
     ("owners", "message"),
     [
         (IDS[1:], "an id for each of 40 records, got 39"),
+        (dict(enumerate(IDS)), "an id for each of 40 records, got dict: give the ids in the order of the data set"),
         ([None, *IDS[1:]], r"owners must be integers, or all of them strings, got NoneType, int: leave records out"),
     ],
 )
