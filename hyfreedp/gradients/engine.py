@@ -190,8 +190,9 @@ class GradientEngine:
         for attempt in range(1, _MAX_ATTEMPTS + 1):
             begin(piece, attempt)
             decisions = Decisions(piece.path if attempt < _MAX_ATTEMPTS else ())
+            mode = SingleSample(decisions, trained, parameters_of(self.module))
             with suppress(Regroup):  # until its decisions are those of its path
-                with unchanged(self.module), masks_traced(), SingleSample(decisions, trained) as mode:
+                with unchanged(self.module), masks_traced(), mode:
                     tensors = [mode.mark(t[0].clone()) for t in piece.group.tensors]  # a loss may write into them
                     value = one_number(loss(piece.group.record(tensors)))[None]
                 break

@@ -1,7 +1,7 @@
 """A loss must not write into the model: it would write raw values, which the state_dict would publish.
 
-Each pass must also start from the same state. So plain attributes of layers, buffers that are not in the state_dict
-(caches), and which parameters require gradients are silently restored after each pass.
+Each pass must also start from the same state. So plain attributes of layers, tensors too, buffers that are not in the
+state_dict (caches), and which parameters require gradients are silently restored after each pass.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from hyfreedp.checks import listed
+from hyfreedp.data.batches import is_plain
 from hyfreedp.errors import Refused
 from hyfreedp.pytorch.layers import layers_of
 
@@ -33,6 +34,9 @@ def unchanged(module: nn.Module, *, by_value: bool = False) -> Iterator[None]:
     containers = [held for layer in layers for held in _containers(layer)]
     contents, empty = [(held, held.copy()) for held in containers if held], [held for held in containers if not held]
     parameters, buffers = _tensors(layers, "_parameters"), _tensors(layers, "_buffers")
+    known = {id(t) for t in buffers.values()}
+    attributes = [(before, *one) for _, before in contents for one in _plain_tensors(before) if id(one[1]) not in known]
+    values = [t.detach().clone() for _, _, t in attributes]
     versions = [(place, t, t._version) for place, t in (buffers | parameters).items()]
     copies = {place: t.detach().clone() for place, t in (buffers | parameters if by_value else buffers).items()}
     require_gradients = [(p, p.requires_grad) for p in parameters.values()]
@@ -42,6 +46,9 @@ def unchanged(module: nn.Module, *, by_value: bool = False) -> Iterator[None]:
     try:
         yield
     finally:
+        for (before, key, t), value in zip(attributes, values, strict=True):
+            if bits_differ(t, value):
+                before[key] = value
         differing: list[Any] = [(held, before) for held, before in contents if not _same_contents(held, before)]
         if differing := differing + [(held, ()) for held in empty if held]:
             changed += _replaced(parameters | buffers, layers_of(module))
@@ -57,7 +64,7 @@ def unchanged(module: nn.Module, *, by_value: bool = False) -> Iterator[None]:
         for place, tensor, version in versions:
             layer, name = place
             copy = copies.get(place)
-            if tensor._version == version and (copy is None or not _bits_differ(tensor, copy)):
+            if tensor._version == version and (copy is None or not bits_differ(tensor, copy)):
                 continue
             if name in layer._non_persistent_buffers_set:
                 layer._buffers[name] = copy  # a backward pass may need the values of the other tensor
@@ -84,6 +91,14 @@ def _containers(layer: nn.Module) -> list[Any]:
     return [attributes, *[held for held in attributes.values() if isinstance(held, (dict, list, set))]]
 
 
+def _plain_tensors(held: Any) -> list[tuple[Any, Tensor]]:
+    """The tensors in a list or dictionary, but parameters, each with its place."""
+    if Tensor not in map(type, held.values() if isinstance(held, dict) else held):
+        return []
+    items = held.items() if isinstance(held, dict) else enumerate(held if isinstance(held, list) else ())
+    return [(key, t) for key, t in items if type(t) is Tensor and is_plain(t)]
+
+
 def _tensors(layers: Iterable[nn.Module], kind: str) -> dict[Place, Tensor]:
     return {(layer, name): t for layer in layers for name, t in getattr(layer, kind).items() if t is not None}
 
@@ -102,7 +117,7 @@ def _same_contents(here: Any, before: Any) -> bool:
     return not isinstance(here, dict) or all(map(operator.is_, here.values(), before.values()))
 
 
-def _bits_differ(one: Tensor, other: Tensor) -> bool:
+def bits_differ(one: Tensor, other: Tensor) -> bool:
     """Whether tensors of one shape and type differ in a bit, of which 0.0 and -0.0 do, and equal NaNs do not.
 
     False for sparse ones, for which only the version counter tells.

@@ -14,7 +14,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from hyfreedp.errors import Refused
-from hyfreedp.gradients.operations import ALIASES, DECISIONS, asked, tensors_in, written
+from hyfreedp.gradients.guard import bits_differ
+from hyfreedp.gradients.operations import ALIASES, DECISIONS, GRADIENT, asked, tensors_in, written
 from hyfreedp.gradients.pieces import Decisions
 
 _seed = torch.default_generator.initial_seed  # of torch's random numbers, as it is now
@@ -59,24 +60,32 @@ class Isolated(TorchFunctionMode):
 
 
 class SingleSample(Isolated):
-    """A mode around the loss of one sample that is computed alone; ``trained``: parameters that a map has copies of."""
+    """A mode around the loss of one sample that is computed alone.
 
-    def __init__(self, decisions: Decisions, trained: Iterable[nn.Parameter] = ()) -> None:
+    Args:
+        decisions: of the sample.
+        trained: parameters that a map has copies of.
+        guarded: the model's parameters, which are not marked: the guard compares them, and puts them back.
+    """
+
+    def __init__(self, decisions: Decisions, trained: Iterable[nn.Parameter], guarded: Iterable[nn.Parameter]) -> None:
         super().__init__(decisions)
-        self._trained = {id(p) for p in trained}
+        self._trained, self._guarded = ({id(p) for p in parameters} for parameters in (trained, guarded))
 
     def is_own(self, t: Tensor) -> bool:
         return id(t) in self._trained or super().is_own(t)
 
     def mark(self, t: Any) -> Any:
-        # Parameters are all samples' own: the guard compares them, and puts them back.
-        return super().mark(t) if isinstance(t, Tensor) and not isinstance(t, nn.Parameter) else t
+        return super().mark(t) if isinstance(t, Tensor) and id(t) not in self._guarded else t
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
         self.check_random_numbers(kwargs)
         given = tensors_in(*args, *kwargs.values())
         shared = [t for t in given if not self.is_own(t)]  # also if an operation returns them as they are
+        if func in GRADIENT:  # that backward passes within the loss made, or added to
+            result = func(*args)
+            return result if result is None or self.is_own(result) else self.mark(result)
         if len(shared) == len(given):
             result = func(*args, **kwargs)
             if func in ALIASES:
@@ -84,8 +93,10 @@ class SingleSample(Isolated):
             return result
         if func in DECISIONS and self.decisions.path:
             self.decisions.answer(asked(func, *args)[1][None])
+        before = [(t, t.clone()) for t in shared] if "norm" in getattr(func, "__name__", "") else []
         result = func(*args, **kwargs)
-        for t in written(func, args, kwargs):
+        statistics = [t for t, copy in before if bits_differ(t, copy)]  # of a layer in train mode
+        for t in [*written(func, args, kwargs), *statistics]:
             one: Any = t
             while one is not None:  # and that of which it is a view, or shares the memory
                 self.mark(one)

@@ -27,6 +27,7 @@ FACTORIES |= _named("new_zeros new_ones new_full new_empty new_tensor", Tensor)
 METADATA = _attributes("shape dtype device ndim layout")
 METADATA |= _named("size dim numel is_floating_point __len__", Tensor)
 MEMORY_LAYOUT = _named("stride is_contiguous storage_offset", Tensor)
+GRADIENT = _attributes("grad")
 HAS_GRADIENT = Tensor.requires_grad.__get__  # type: ignore[attr-defined]
 REQUIRES_GRADIENT = {HAS_GRADIENT, Tensor.requires_grad.__set__, Tensor.requires_grad_}  # type: ignore[attr-defined]
 ALIASES = _attributes("data") | _named("detach", Tensor, torch)  # whose results have no ``_base``
