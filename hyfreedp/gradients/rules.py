@@ -26,8 +26,9 @@ _INPUT_ONLY = (True, False, False)  # the gradients that torch's backward passes
 
 
 def given(one_pass: Pass, x: Tensor, *parameters: Tensor | None) -> Tensor | None:
-    """The samples (B, ...) of x, if a parameter is trained and all samples share all parameters; else None."""
-    if any(map(one_pass.is_trained, parameters)) and not any(map(is_wrapped, parameters)):
+    """The samples (B, ...) of x, if a parameter is trained and all others are constants for all samples; else None."""
+    others: list[Any] = [p for p in parameters if p is not None and not one_pass.is_trained(p)]
+    if any(map(one_pass.is_trained, parameters)) and not any(is_wrapped(p) or p.requires_grad for p in others):
         return one_pass.samples(x)
     return None
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import numpy as np
@@ -20,6 +21,7 @@ from hyfreedp.gradients.pieces import Partition, Piece
 
 Loss = Callable[..., Tensor]
 looping = pytest.mark.filterwarnings("ignore:samples are computed one at a time:UserWarning")
+THREAD = ThreadPoolExecutor(1)
 # Why a record is computed alone; parts of what functorch, or the map, says.
 DYNAMIC, SCRIPT, OWN, GRADIENT = "dynamic shape", "no operation of torch|compiled script", "own code", "require"
 
@@ -95,6 +97,11 @@ USES = {  # the parameter's shape, what is done with it and h (1, 5, 6), and why
     "attention": ((1, 1, 5, 5), lambda h, p: F.scaled_dot_product_attention(*[h[:, None]] * 3, attn_mask=p)[:, 0]),
     "attention of other dimensions": ((5, 5), lambda h, p: F.scaled_dot_product_attention(h[:, None], h, h, p)[:, 0]),
     "penalty": ((6,), lambda h, p: h + p.square().sum()),
+    "beside what a thread made of it": (
+        (6,),
+        lambda h, p: F.linear(h, THREAD.submit(torch.diag, p).result(), p),
+        SCRIPT,
+    ),
     "numbers of samples": ((6,), lambda h, p: h.detach() * p),
     "mapped": ((3, 6), lambda h, p: torch.vmap(lambda row: h * row)(p).mean(0), SCRIPT),
 }
@@ -395,17 +402,18 @@ def test_what_a_model_keeps_as_an_attribute_or_in_a_cache_is_put_back(loop) -> N
     """So a memory of the record before is no memory."""
 
     def forward(m: nn.Module, x: Tensor) -> Tensor:
-        h = m.layer(x) + m.last + m.cache.sum()
+        m.passes += 1
+        h = m.layer(x) * m.passes + m.last + m.cache.sum()
         m.last, m.cache = h.abs().sum(), x.detach()
         m.new = h
         return h
 
-    parts = {"layer": nn.Linear(3, 1), "last": 0.0, "cache": nn.Buffer(torch.zeros(1), persistent=False)}
-    model = Built(forward, **parts)
+    cache = nn.Buffer(torch.zeros(1), persistent=False)
+    model = Built(forward, layer=nn.Linear(3, 1), last=0.0, passes=torch.zeros(()), cache=cache)
     example = example_of(lambda m, x, k: m(x).sum(), model)
     attributes = set(vars(model))
     found = (example.looped() if loop else example).by_engine(make_engine(model, AutomaticClipping()))
-    assert set(vars(model)) == attributes and model.last == 0 and not model.cache.any()
+    assert set(vars(model)) == attributes and model.last == model.passes == 0 and not model.cache.any()
     x = example.batch[0]
     gradients = torch.cat([x, torch.ones(6, 1)], 1).double()
     torch.testing.assert_close(found[1], AutomaticClipping().factors(found[0]) @ gradients)
