@@ -11,6 +11,7 @@ of their own.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -39,7 +40,7 @@ def held(one_pass: Pass, x: Any, *parameters: Any) -> Tensor | None:
     functorch takes some such layers apart, as a product and a sum.
     """
     frozen = not any(is_wrapped(p) or one_pass.is_trained(p) for p in parameters)
-    return one_pass.level.samples(x) if frozen and one_pass.level.holds(x) else None
+    return one_pass.level.samples(x) if frozen and one_pass.level.holds(x) and x.dim() > 0 else None
 
 
 # -- linear maps -------------------------------------------------------------------------------------------------------
@@ -119,6 +120,21 @@ def _rolled(x: Tensor, *args: Any, **named: Any) -> Any:
     return x.clone() if is_wrapped(x) and x.dim() == 0 else NotImplemented
 
 
+def _needs(dims: Callable[..., int]) -> Callable[..., Any]:
+    """Leaves samples of fewer dimensions, which are an error, to be told alone: all together could have enough."""
+
+    def checked(x: Tensor, *args: Any, **named: Any) -> Any:
+        if x.dim() < dims(*args, **named):
+            raise Unmappable("a sample of fewer dimensions than an operation takes")
+        return NotImplemented
+
+    return checked
+
+
+for function in (F.layer_norm, torch.layer_norm, torch.native_layer_norm):
+    composed(function, _needs(lambda normalized_shape, *_, **named: len(normalized_shape)))
+for matrices_of in (torch.tril, torch.triu, Tensor.tril, Tensor.triu, Tensor.tril_, Tensor.triu_):
+    composed(matrices_of, _needs(lambda *_, **named: 2))
 composed(F.embedding, _padded_embedding)
 composed(torch.roll, _rolled)
 composed(Tensor.roll, _rolled)

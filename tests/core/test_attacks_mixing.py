@@ -15,6 +15,8 @@ from opacus.layers import DPMultiheadAttention
 from torch import nn
 from twins import Built, by_hand, cross_entropy, make_batches, moved, refused
 
+from hyfreedp.gradients import AutomaticClipping, make_engine
+
 MIXES = "the loss of a batch must be made of its records' losses alone, but"
 pytestmark = pytest.mark.filterwarnings("ignore:samples are computed one at a time")
 
@@ -339,6 +341,17 @@ def test_a_model_that_mixes_reaches_no_other_record(name):
         optimizer = by_hand(model)
         with refused(optimizer, MIXES):
             optimizer.step(cross_entropy(model), x)
+
+
+TOO_FEW = [lambda x: F.layer_norm(x, (6, 6)), lambda x: F.linear(x[0], torch.eye(6)).expand(6), torch.tril]
+
+
+@pytest.mark.parametrize("mix", TOO_FEW)
+def test_a_shape_that_fits_all_records_and_none_of_them_is_an_error(mix):
+    """In a group of six each was computed from all: one that was replaced moved the sum by 2.9 clips."""
+    layer = nn.Linear(6, 3)
+    with pytest.raises(RuntimeError, match=r"normalized_shape|linear|at least 2 dim"):
+        make_engine(layer, AutomaticClipping()).add(lambda x: layer(mix(x[0])).sum(), torch.randn(6, 6))
 
 
 # -- memories ----------------------------------------------------------------------------------------------------------
