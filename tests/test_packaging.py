@@ -1,4 +1,4 @@
-"""The modules keep to the layout they promise, and to the requirements of the core."""
+"""The modules keep to the layout and the requirements they promise; nothing is loaded or downloaded unchecked."""
 
 import ast
 import subprocess
@@ -119,6 +119,26 @@ def test_a_room_imports_only_those_before_it(room):
     for path in (EXPERIMENTS / room).rglob("*.py"):
         names = (name.split(".") for name in imports(path))
         assert {name[2] for name in names if name[:2] == ["hyfreedp", "experiments"]} <= ALLOWED[room], path.name
+
+
+CALLS = [
+    (path.name, node)
+    for path in MODULES
+    for node in ast.walk(ast.parse(path.read_text()))
+    if isinstance(node, ast.Call)
+]
+
+
+@pytest.mark.parametrize(
+    ("function", "argument"),
+    [("torch.load", "weights_only=True"), (("download_url", "extract_archive"), "md5")],
+)
+def test_nothing_is_loaded_or_downloaded_unchecked(function, argument):
+    """NumPy's default refuses pickled objects; nobody asks for them."""
+    found = [(file, node) for file, node in CALLS if ast.unparse(node.func).endswith(function)]
+    for file, node in found:
+        assert any(ast.unparse(word).startswith(argument) for word in node.keywords), file
+    assert found and not [file for file, node in CALLS if "allow_pickle" in [word.arg for word in node.keywords]]
 
 
 HEAVY = (

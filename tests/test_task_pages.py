@@ -1,14 +1,75 @@
-"""The pages of single tasks are true: each is a complete program that ends as the page says."""
+"""The programs of docs/trainers.md run as they are and resume; those of single tasks end as their pages say."""
 
 import re
 
 import pytest
+import torch
 from pages import ROOT, programs
+from twins import flat
 
 from hyfreedp import Statement
 
+pytestmark = pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true:UserWarning")
+BLOCKS = dict(zip(("classification", "language", "lightning", "accelerate"), programs("docs/trainers.md"), strict=True))
 
-def run(page, capsys):
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """Runs a program of the page in a folder of its own; its names."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(name):
+        exec(compile(BLOCKS[name], f"trainers.md, {name}", "exec"), names := {"__name__": "page"})
+        return names
+
+    return run
+
+
+@pytest.mark.whole
+def test_classification(run, capsys):
+    pytest.importorskip("transformers")
+    names = run("classification")
+    told = capsys.readouterr()
+    assert "epsilon=3, rate=" in told.err and float(re.search(r"accuracy: ([\d.]+)", told.out).group(1)) > 0.3
+    assert 2.9 < names["output"].metrics["epsilon"] <= 3.0
+    trainer, resumed = names["trainer"], names["resumed"]
+    assert torch.equal(flat(resumed.model), flat(trainer.model))
+    assert repr(resumed.private.history) == repr(trainer.private.history)
+
+
+@pytest.mark.whole
+def test_language_with_lora(run, tmp_path, capsys):
+    pytest.importorskip("peft")
+    trainer = run("language")["trainer"]
+    assert 10 < float(re.search(r"perplexity: (\d+)", capsys.readouterr().out).group(1)) < 100
+    assert trainer.private.steps_left == 0 and 2.9 < trainer.private.epsilon_spent() <= 3.0
+    assert (tmp_path / "language" / "adapter" / "adapter_model.safetensors").stat().st_size < 10_000
+
+
+@pytest.mark.whole
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore:`isinstance.treespec, LeafSpec")  # Lightning's advice
+def test_lightning(run):
+    pytest.importorskip("lightning")
+    names = run("lightning")
+    assert names["module"].private.steps_left == 0
+    assert torch.equal(flat(names["resumed"]), flat(names["module"]))
+    assert repr(names["resumed"].private.history) == repr(names["module"].private.history)
+
+
+@pytest.mark.whole
+def test_accelerate(run, tmp_path, capsys):
+    pytest.importorskip("accelerate")
+    names = run("accelerate")
+    assert float(re.findall(r"epsilon ([\d.]+), accuracy [\d.]+", capsys.readouterr().out)[-1]) <= 3.0
+    weights = torch.load(tmp_path / "model.pt")
+    names["engine"].load_checkpoint(path="run-0.pt", module=names["model"], optimizer=names["optimizer"])
+    assert all(torch.equal(weights[name], value) for name, value in names["model"].state_dict().items())
+
+
+# -- pages of one task -------------------------------------------------------------------------------------------------
+
+
+def ran(page, capsys):
     """The names of a page's program, and the numbers that it prints."""
     (code,) = programs(f"docs/{page}")
     exec(compile(code, page, "exec"), names := {})
@@ -17,7 +78,7 @@ def run(page, capsys):
 
 @pytest.mark.whole
 def test_several_records_a_person(capsys):
-    names, (spent,) = run("owners.md", capsys)
+    names, (spent,) = ran("owners.md", capsys)
     assert names["optimizer"].guarantee and names["optimizer"].steps_left == 0
     assert 2.9 < spent <= 3.0 and names["optimizer"].sampler.num_records == 400
 
@@ -39,6 +100,6 @@ def test_a_statement_is_that_of_the_page_but_for_versions(tmp_path, monkeypatch)
 
 @pytest.mark.whole
 def test_few_records_of_one_class(capsys):
-    names, recalls = run("rare-classes.md", capsys)
+    names, recalls = ran("rare-classes.md", capsys)
     assert names["optimizer"].guarantee and names["optimizer"].epsilon_spent() <= 3.0
     assert min(recalls) > 0.4

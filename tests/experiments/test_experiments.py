@@ -7,10 +7,12 @@ import pytest
 import torch
 
 from hyfreedp import HyFreeDPOptimizer
+from hyfreedp.experiments.accounting_of_the_paper import SOUND, Counting
 from hyfreedp.experiments.runs import train
 from hyfreedp.experiments.runs.cells import Spec, read_steps, run_cell
 from hyfreedp.experiments.runs.train import make_run
 from hyfreedp.experiments.store.files import replacing, write_text
+from hyfreedp.experiments.studies import loss_noise
 from hyfreedp.experiments.tables import small_tasks
 from hyfreedp.experiments.tasks.registry import TASKS
 from hyfreedp.experiments.tasks.scores import evaluate, losses_of
@@ -59,6 +61,23 @@ def test_a_run_has_the_optimizer_and_the_threshold_of_its_spec():
     assert optimizer.gradient_engine.clipping == AbadiClipping(0.3)
     (group,) = optimizer.base.param_groups
     assert (group["lr"], group["momentum"], optimizer.eta) == (0.2, 0.9, 0.2)
+
+
+@pytest.mark.filterwarnings("ignore:split was made elsewhere")
+def test_a_claimed_run_has_the_noise_of_algorithm_2_and_tells_what_it_really_spends():
+    settings = {"task": "digits", "epsilon": 8.0, "interval": 5, "steps": 100}
+    (claimed, _), (sound, _) = (make_run(Spec(method=method, **settings)) for method in ("paper_claimed", "paper"))
+    assert sound.guarantee and claimed.guarantee == (claimed.split.epsilon <= 8)
+    assert Counting("rdp", "independent").epsilon(claimed.split) == pytest.approx(8.0, rel=1e-5)
+    assert claimed.split.epsilon == pytest.approx(SOUND.epsilon(claimed.split), rel=1e-6)
+    bare, _ = make_run(Spec(method="paper_noiseless_losses", **settings))
+    assert bare.split.sigma_gradient == claimed.split.sigma_gradient and not bare.guarantee
+    assert bare.split.sigma_loss == claimed.split.sigma_loss / 1e6
+    recorded = loss_noise.recorded().loc["digits, MLP", 8.0]
+    assert 100 * claimed.split.sigma_loss / 500 == pytest.approx(recorded.claimed_percent, rel=1e-4)
+    assert 100 * sound.split.sigma_loss / 500 == pytest.approx(recorded.sound_percent, rel=1e-4)
+    free, _ = make_run(Spec(method="paper_claimed", **settings | {"epsilon": float("inf")}))
+    assert free.split.sigma_loss == 0
 
 
 @pytest.mark.parametrize("task", [TASKS["digits"], TASKS["classification"]])
