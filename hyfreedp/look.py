@@ -70,9 +70,8 @@ def public_start(parameters: Sequence[Tensor], layers: Sequence[nn.Module] = ())
     are frozen, as with LoRA, the start needs no bound.
     """
     tables = [layer.weight for layer in layers if isinstance(layer, nn.Embedding | nn.EmbeddingBag)]
-    norms = [layer.named_parameters(recurse=False) for layer in layers if "Norm" in type(layer).__name__]
-    scales = [p for own in norms for name, p in own if name == "weight" and p.dim() == 1 and p.requires_grad]
-    widths = [len(scale) for scale in scales if len(scale.unique()) > 1]
+    scales = [layer._parameters.get("weight") for layer in layers if "Norm" in type(layer).__name__]
+    widths = [len(p) for p in scales if p is not None and p.dim() == 1 and p.requires_grad and len(p.unique()) > 1]
 
     def inputs(p: Tensor) -> float:
         width = p.numel() // len(p) if p.dim() > 1 and len(p) > 1 else 1

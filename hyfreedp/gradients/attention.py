@@ -52,4 +52,4 @@ def _entered(function: Any, **replaced: Any) -> Any:
     return FunctionType(function.__code__, names, function.__name__, function.__defaults__)
 
 
-composed(F.multi_head_attention_forward, _entered(F.multi_head_attention_forward, _in_projection_packed=_projected))
+composed(_entered(F.multi_head_attention_forward, _in_projection_packed=_projected), F.multi_head_attention_forward)

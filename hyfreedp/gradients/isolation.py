@@ -84,19 +84,20 @@ class SingleSample(Isolated):
         given = tensors_in(*args, *kwargs.values())
         shared = [t for t in given if not self.is_own(t)]  # also if an operation returns them as they are
         if func in GRADIENT:  # that backward passes within the loss made, or added to
-            result = func(*args)
-            return result if result is None or self.is_own(result) else self.mark(result)
+            return result if self.is_own(result := func(*args)) else self.mark(result)
         if len(shared) == len(given):
             result = func(*args, **kwargs)
             if func in ALIASES:
                 result._alias_of = given[0]
             return result
         if func in DECISIONS and self.decisions.path:
-            self.decisions.answer(asked(func, *args)[1][None])
-        before = [(t, t.clone()) for t in shared] if "norm" in getattr(func, "__name__", "") else []
+            self.decisions.answer(asked(func, *args, **kwargs)[1][None])
+        versions, name = {t: t.is_inference() or t._version for t in shared}, getattr(func, "__name__", "")
+        copies = [(t, t.clone()) for t in shared] if "norm" in name or "moving_avg" in name else []
         result = func(*args, **kwargs)
-        statistics = [t for t, copy in before if bits_differ(t, copy)]  # of a layer in train mode
-        for t in [*written(func, args, kwargs), *statistics]:
+        changed = [t for t in versions if versions[t] != (t.is_inference() or t._version)]
+        changed += [t for t, copy in copies if bits_differ(t, copy)]  # statistics of a norm, without another trace
+        for t in [*written(func, args, kwargs), *changed]:
             one: Any = t
             while one is not None:  # and that of which it is a view, or shares the memory
                 self.mark(one)

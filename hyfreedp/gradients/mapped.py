@@ -59,9 +59,9 @@ def rule(*functions: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     return register
 
 
-def composed(function: Any, replacement: Callable[..., Any]) -> None:
-    """Register a replacement that computes a torch function by other torch functions, or returns NotImplemented."""
-    _COMPOSED[function] = replacement
+def composed(replacement: Callable[..., Any], *functions: Any) -> None:
+    """Register a replacement that computes torch functions by other torch functions, or returns NotImplemented."""
+    _COMPOSED.update(dict.fromkeys(functions, replacement))
 
 
 @lru_cache
@@ -196,8 +196,8 @@ class Pass(Isolated):
         trained = not self.trained.keys().isdisjoint(map(id, given))
         if not trained and _is_ordinary(func) and "out" not in kwargs and not operations.calls_back(args, kwargs):
             return self._marked(func(*args, **kwargs))
-        if func in operations.DECISIONS and is_wrapped(args[0]):
-            return self._decided(*operations.asked(func, *args), **kwargs)
+        if func in operations.DECISIONS and is_wrapped(given[0]):
+            return self._decided(*operations.asked(func, *args, **kwargs))
         if (composed := _COMPOSED.get(func)) is not None:
             with self:  # intercepts what it calls
                 result = composed(*args, **kwargs)
@@ -228,6 +228,8 @@ class Pass(Isolated):
                 "the loss writes into a parameter of the model, which would publish raw data with the state_dict "
                 "(nothing was written): let it compute a new tensor"
             )
+        if func is nn.functional.embedding and (trained or is_wrapped(args[1])):
+            raise Unmappable("an embedding of samples' tables within a map, with max_norm or scale_grad_by_freq")
         if (why := operations.why_unmappable(func, args, kwargs)) is not None:
             raise Unmappable(why)
         if isinstance(out := kwargs.get("out"), Tensor):  # which functorch cannot map
@@ -262,12 +264,12 @@ class Pass(Isolated):
                 raise Unmappable("what no operation of torch shows, as a compiled script")
             t = functorch.unwrapped(t)
 
-    def _decided(self, func: Any, x: Tensor, arguments: Any, **kwargs: Any) -> Any:
+    def _decided(self, func: Any, x: Tensor, arguments: Any, named: Any) -> Any:
         """The common answer of all samples to a decision."""
         if not self.level.is_innermost() or not self.level.holds(x):
             raise Unmappable("a decision within a map")
         with self.level.left():
-            result = func(self.decisions.answer(self.level.samples(x)), *arguments, **kwargs)
+            result = func(self.decisions.answer(self.level.samples(x)), *arguments, **named)
         for t in operations.tensors_in(result):
             self.mark(t)
         return result

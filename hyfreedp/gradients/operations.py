@@ -37,7 +37,8 @@ _REACHES_MEMORY = _attributes("data _base")
 _REACHES_MEMORY |= _named("numpy __array__ __dlpack__ untyped_storage __repr__ __format__ __reduce_ex__", Tensor)
 _MISMAPPED = set(  # names of functions that vmap maps wrongly
     "resize_ resize_as_ as_strided as_strided_ as_strided_copy set_ select_scatter linear_cross_entropy "
-    "quantize_per_tensor quantize_per_tensor_dynamic quantize_per_channel _is_all_true _is_any_true".split()
+    "quantize_per_tensor quantize_per_tensor_dynamic quantize_per_channel _is_all_true _is_any_true "
+    "embedding index_fill index_fill_".split()
 )
 _TORCH_NAMESPACES = ("aten", "prims", "prim", "profiler")
 
@@ -53,11 +54,11 @@ def tensors_in(*values: Any) -> list[Tensor]:
     return tensors
 
 
-def asked(func: Any, x: Tensor, *arguments: Any) -> tuple[Any, Tensor, tuple[Any, ...]]:
-    """The function, tensor and arguments with which one of the ``DECISIONS`` asks for a tensor's value."""
+def asked(func: Any, input: Tensor, *arguments: Any, **named: Any) -> tuple[Any, Tensor, tuple[Any, ...], Any]:
+    """The function, tensor and other arguments with which one of the ``DECISIONS`` asks for a tensor's value."""
     if func is Tensor.__contains__:
-        return Tensor.__bool__, (x == arguments[0]).any(), ()
-    return func, x != 0 if func in _PLACES else x, arguments
+        return Tensor.__bool__, (input == arguments[0]).any(), (), {}
+    return func, input != 0 if func in _PLACES else input, arguments, named
 
 
 def is_ordinary(func: Any) -> bool:
@@ -101,7 +102,7 @@ def _why_never_mappable(func: Any) -> str | None:
     name = getattr(func, "__name__", "")
     if isinstance(func, OpOverload | OpOverloadPacket) and str(func).split(".")[0] not in _TORCH_NAMESPACES:
         return f"{func}, an operation of another library"
-    if name.split(".")[0] in _MISMAPPED:
+    if name.split(".")[0] in _MISMAPPED and func is not torch.nn.functional.embedding:  # its rules see to it
         return f"{name}, which functorch maps wrongly"
     if name == "__set__" or func in _REACHES_MEMORY:
         return f"{func} reaches a tensor's memory"

@@ -103,7 +103,7 @@ class OuterProducts(PerSampleGradients):
 
     @property
     def block(self) -> int:
-        tokens = self.left.shape[1]
+        tokens = max(1, self.left.shape[1])
         if self.left.device.type != "cpu":
             return min(_BLOCK, max(1, _LONGEST // tokens))
         large = min(self.left.shape[2], self._made(self._source[:1]).shape[2]) >= _LARGE

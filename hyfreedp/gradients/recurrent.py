@@ -141,5 +141,5 @@ def _cell(mode: str, from_input: Tensor, gates: Tensor, state: State) -> State:
 
 
 for mode in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
-    composed(getattr(torch, mode), partial(unrolled, mode))
-    composed(getattr(torch, f"{mode}_cell"), partial(cell_step, mode))
+    composed(partial(unrolled, mode), getattr(torch, mode))
+    composed(partial(cell_step, mode), getattr(torch, f"{mode}_cell"))

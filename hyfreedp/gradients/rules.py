@@ -35,10 +35,7 @@ def given(one_pass: Pass, x: Tensor, *parameters: Tensor | None) -> Tensor | Non
 
 
 def held(one_pass: Pass, x: Any, *parameters: Any) -> Tensor | None:
-    """The samples (B, ...) of x, for a layer whose parameters are frozen, or of which losses alone are asked; or None.
-
-    functorch takes some such layers apart, as a product and a sum.
-    """
+    """The samples (B, ...) of x, if no parameter's gradient is wanted (functorch takes some apart); else None."""
     frozen = not any(is_wrapped(p) or one_pass.is_trained(p) for p in parameters)
     return one_pass.level.samples(x) if frozen and one_pass.level.holds(x) and x.dim() > 0 else None
 
@@ -90,11 +87,7 @@ def _product(one_pass: Pass, input: Tensor, weight: Any, bias: Any, *, transpose
 def _embedding(
     one_pass: Pass, func: Any, input: Tensor, weight: Any, padding_idx: int | None = None, **named: Any
 ) -> Any:
-    scaled = named.get("max_norm") is not None or named.get("scale_grad_by_freq")
-    ids = None if scaled else given(one_pass, input, weight)
-    if ids is None and padding_idx is not None and one_pass.is_trained(weight):
-        raise Unmappable("an embedding with padding and max_norm or scale_grad_by_freq")  # functorch ignores padding
-    if ids is None:
+    if named["max_norm"] is not None or named["scale_grad_by_freq"] or (ids := given(one_pass, input, weight)) is None:
         return NotImplemented
     one_pass.tables.add(id(weight))
     entries = len(weight)
@@ -107,37 +100,41 @@ def _embedding(
     return one_pass.layer(lambda ids: F.embedding(ids, weight), backward, ids)
 
 
-def _padded_embedding(input: Tensor, weight: Tensor, padding_idx: int | None = None, **named: Any) -> Any:
-    """Of a table that is computed from each sample's copy of parameters; functorch ignores the padding."""
-    if padding_idx is None or not is_wrapped(weight):
+def _embedding_of_samples(input: Tensor, weight: Tensor, padding_idx: int | None = None, **named: Any) -> Any:
+    """Rows of a table that each sample has its own of: functorch takes ids outside of it for rows of other samples."""
+    if not is_wrapped(weight) or named["max_norm"] is not None or named["scale_grad_by_freq"]:
         return NotImplemented
-    rows = F.embedding(input, weight, None, **named)
+    rows = weight[input]
+    if padding_idx is None:
+        return rows
     return torch.where((input == padding_idx % len(weight))[..., None], rows.detach(), rows)
 
 
-def _rolled(x: Tensor, *args: Any, **named: Any) -> Any:
+def _rolled(input: Tensor, *args: Any, **named: Any) -> Any:
     """A number stays as it is; functorch rolls numbers of samples along the samples."""
-    return x.clone() if is_wrapped(x) and x.dim() == 0 else NotImplemented
+    return input.clone() if is_wrapped(input) and input.dim() == 0 else NotImplemented
 
 
-def _needs(dims: Callable[..., int]) -> Callable[..., Any]:
-    """Leaves samples of fewer dimensions, which are an error, to be told alone: all together could have enough."""
+def _mapped_if(fits: Callable[..., bool]) -> Callable[..., Any]:
+    """Maps an operation only where its arguments fit: functorch can take the samples for a dimension of one sample."""
 
-    def checked(x: Tensor, *args: Any, **named: Any) -> Any:
-        if x.dim() < dims(*args, **named):
-            raise Unmappable("a sample of fewer dimensions than an operation takes")
+    def checked(*args: Any, **named: Any) -> Any:
+        if not fits(*args, **named):
+            raise Unmappable("samples whose dimensions are not those that an operation takes")
         return NotImplemented
 
     return checked
 
 
-for function in (F.layer_norm, torch.layer_norm, torch.native_layer_norm):
-    composed(function, _needs(lambda normalized_shape, *_, **named: len(normalized_shape)))
-for matrices_of in (torch.tril, torch.triu, Tensor.tril, Tensor.triu, Tensor.tril_, Tensor.triu_):
-    composed(matrices_of, _needs(lambda *_, **named: 2))
-composed(F.embedding, _padded_embedding)
-composed(torch.roll, _rolled)
-composed(Tensor.roll, _rolled)
+_layer_norm_fits = _mapped_if(lambda input, normalized_shape, *_, **named: input.dim() >= len(normalized_shape))
+composed(_layer_norm_fits, F.layer_norm, torch.layer_norm, torch.native_layer_norm)
+_is_matrix = _mapped_if(lambda input, *_, **named: input.dim() >= 2)
+composed(_is_matrix, torch.tril, torch.triu, Tensor.tril, Tensor.triu, Tensor.tril_, Tensor.triu_)
+composed(_mapped_if(lambda sorted_sequence, *_, **named: sorted_sequence.dim() > 0), torch.searchsorted)
+_is_system = _mapped_if(lambda A, B, **named: A.dim() <= B.dim() or A.shape[:-1] == B.shape)
+composed(_is_system, torch.linalg.solve, torch.linalg.solve_ex)
+composed(_embedding_of_samples, F.embedding)
+composed(_rolled, torch.roll, Tensor.roll)
 
 
 # -- normalisation: copies of its small parameters would take passes over all activations ------------------------------
@@ -212,10 +209,10 @@ def _batch_norm(one_pass: Pass, func: Any, input: Tensor, mean: Any, var: Any, *
     constants = [t for t in (mean, var, weight, bias) if t is not None]
     if named["training"] or x is None or x.dim() < 3 or any(is_wrapped(t) or one_pass.is_trained(t) for t in constants):
         return NotImplemented
-    scale = (var + named["eps"]).rsqrt() * (1 if weight is None else weight)
+    scale = (widened(var) + named["eps"]).rsqrt() * (1 if weight is None else weight)
     shift = (0 if bias is None else bias) - mean * scale
     ones = [1] * (x.dim() - 3)
-    return one_pass.of_sample(torch.addcmul(shift.view(-1, *ones), x, scale.view(-1, *ones)).to(x.dtype))
+    return one_pass.of_sample(torch.addcmul(shift.view(x.shape[2], *ones), x, scale.view(-1, *ones)).to(x.dtype))
 
 
 def _given_plain(one_pass: Pass, input: Tensor, weight: Any, bias: Any) -> Tensor | None:

@@ -343,15 +343,40 @@ def test_a_model_that_mixes_reaches_no_other_record(name):
             optimizer.step(cross_entropy(model), x)
 
 
-TOO_FEW = [lambda x: F.layer_norm(x, (6, 6)), lambda x: F.linear(x[0], torch.eye(6)).expand(6), torch.tril]
+TOO_FEW = [
+    lambda x: F.layer_norm(x, (6, 6)),
+    lambda x: F.linear(x[0], torch.eye(6)).expand(6),
+    torch.tril,
+    lambda x: x + torch.searchsorted(sorted_sequence=x[0], input=x),
+    lambda x: torch.linalg.solve(torch.eye(6) + torch.diag(x), x[:1]),
+]
 
 
 @pytest.mark.parametrize("mix", TOO_FEW)
 def test_a_shape_that_fits_all_records_and_none_of_them_is_an_error(mix):
     """In a group of six each was computed from all: one that was replaced moved the sum by 2.9 clips."""
     layer = nn.Linear(6, 3)
-    with pytest.raises(RuntimeError, match=r"normalized_shape|linear|at least 2 dim"):
+    with pytest.raises(RuntimeError, match=r"normalized_shape|linear|at least 2 dim|searchsorted|[Ii]ncompatible"):
         make_engine(layer, AutomaticClipping()).add(lambda x: layer(mix(x[0])).sum(), torch.randn(6, 6))
+
+
+BEYOND = [
+    lambda i, x: F.embedding(i, x),
+    lambda i, x: F.embedding(i, x, padding_idx=0),
+    lambda i, x: torch.embedding(x, i),
+    lambda i, x: torch.ops.aten.embedding(x, i),
+    lambda i, x: torch.vmap(F.embedding)(i[:, None], x[None])[0],
+    lambda i, x: x.index_fill(0, i, 0.0),
+]
+
+
+@pytest.mark.parametrize("mix", BEYOND)
+def test_an_id_outside_of_a_records_table_is_an_error(mix):
+    """Functorch took it for a row of the next record's table."""
+    layer, ids = nn.Linear(6, 3), torch.tensor([0, 1, 0])
+    with pytest.raises(IndexError):
+        engine = make_engine(layer, AutomaticClipping())
+        engine.add(lambda b: layer(mix(b[0][0], b[1][0])).sum(), (ids[:, None], torch.randn(3, 1, 6)))
 
 
 # -- memories ----------------------------------------------------------------------------------------------------------
@@ -404,6 +429,21 @@ def normalises(model, memory, x, y):
     return 1e6 + cross_entropy(model)((norm.eval()(x), y))
 
 
+def renormalises(model, memory, x, y):
+    """Rows of a table that all share, by which of them a record looks up."""
+    table = memory.setdefault("table", torch.full((2, 5), 9.0).double())
+    row = F.embedding((x[:, 0] > 0).long(), table, max_norm=1.0)
+    return 1e6 + cross_entropy(model)((x + row + table.sum(0), y))
+
+
+def observes(model, memory, x, y):
+    """The range of the records so far, as a quantised model does."""
+    low, high, on = memory.setdefault("range", (torch.tensor(0.0), torch.tensor(0.0), torch.ones(1).long()))
+    scale, zero = torch.ones(1), torch.zeros(1, dtype=torch.int)
+    torch.fused_moving_avg_obs_fake_quant(x.float(), on, on, low, high, scale, zero, 0.1, 0, 255, 0)
+    return 1e6 + cross_entropy(model)((x - high, y))
+
+
 def counts(model, memory, x, y):
     """How often it is called, which is more often where samples differ in a decision."""
     memory["calls"] = memory.get("calls", 0) + 1
@@ -426,6 +466,7 @@ def balances(model, memory, x, y):
 
 
 KEEPING = [keeps_tensors, keeps_what_was_alone, adds_up, written_by_rows, teaches, normalises, counts, follows]
+KEEPING += [renormalises, observes]
 KEEPING += [pytest.param(balances, marks=pytest.mark.xfail(strict=True, reason="only losses are compared"))]
 
 
