@@ -276,7 +276,7 @@ DECISIONS: dict[str, tuple[Loss, int]] = {
     "tolist": (lambda m, x, k: m(x).sum() * (1 + k.tolist()[0]), 4),
     "index": (lambda m, x, k: [m(x), m(x) * 2, m(x).exp(), m(x).sin()][k].sum(), 4),
     "in": (lambda m, x, k: m(x).sum() * (1 + (0 in k)), 2),
-    "nonzero": (lambda m, x, k: m(x).sum() * (1 + torch.nonzero(x > 0, as_tuple=True)[-1].sum()), 2),
+    "nonzero": (lambda m, x, k: m(x).sum() * (1 + torch.nonzero(input=x > 0, as_tuple=True)[-1].sum()), 2),
     "sorted": (lambda m, x, k: m(x).sum() * sorted(torch.cat([k, 2 - k]))[1], 2),
     "without gradients": (lambda m, x, k: m(x).sum() * (1 + torch.no_grad()(lambda: bool(m(x) > 0))()), 2),
     "nested": (nested, 3),
@@ -311,6 +311,21 @@ def test_a_random_decision_has_its_law_and_goes_with_the_number_that_decided() -
     assert abs(small.double().mean() - 0.3) < 0.06 and abs(waited.mean() - 1) < 0.2
     assert abs(rest[small].mean() - 0.15) < 0.03 and abs(rest[~small].mean() - 1.65) < 0.06
     assert len(losses.unique()) > 980
+
+
+def test_a_batch_norm_of_constants_in_half_precision_is_as_torch_computes_it() -> None:
+    """Its scale and shift in bfloat16 made losses wrong by a tenth."""
+    x, p = 30 * torch.randn(5, 6, 4), nn.Parameter(torch.ones(6, 1))
+    model = Built(lambda m, x: F.batch_norm((x * m.p).bfloat16(), *constants).float(), p=p)
+    constants = (30 * torch.randn(6)).bfloat16(), torch.rand(6).bfloat16() + 0.1
+    losses, _ = make_engine(model, AutomaticClipping()).add(lambda x: model(x).square().mean(), x)
+    assert torch.equal(losses.float(), model(x).square().mean((1, 2)).detach())
+
+
+def test_no_tokens_have_no_gradient() -> None:
+    layer = nn.Linear(6, 2)
+    _, norms = make_engine(layer, AutomaticClipping()).add(lambda x: layer(x).sum(), torch.zeros(3, 0, 6))
+    assert norms.tolist() == [0, 0, 0]
 
 
 # -- what is mapped, and what is not -----------------------------------------------------------------------------------
