@@ -231,7 +231,7 @@ class LookedRate(RateLearner):
         self._made = step
         if step == 0:
             self._c0 = self._public_start()  # again, for all processes start as the first
-            self._start = [p.detach().clone() for p in self._parameters if self._last_look]
+            self._start = [p.detach().clone() for p in self._parameters] if self._last_look else []
 
     def vote_before_step(self, view: BatchView) -> LookResult:
         """Let the records vote between the rates of the ladder; move half the way to where the votes lead."""

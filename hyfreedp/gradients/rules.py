@@ -205,9 +205,9 @@ def _group_norm(
 @rule(F.batch_norm)
 def _batch_norm(one_pass: Pass, func: Any, input: Tensor, mean: Any, var: Any, **named: Any) -> Any:
     """Of constants it is an affine map, which functorch would take apart; inputs are (B, R, C, ...)."""
-    x, weight, bias = one_pass.samples(input), named["weight"], named["bias"]
-    constants = [t for t in (mean, var, weight, bias) if t is not None]
-    if named["training"] or x is None or x.dim() < 3 or any(is_wrapped(t) or one_pass.is_trained(t) for t in constants):
+    weight, bias = named["weight"], named["bias"]
+    x = held(one_pass, input, mean, var, weight, bias)
+    if named["training"] or x is None or x.dim() < 3:
         return NotImplemented
     scale = (widened(var) + named["eps"]).rsqrt() * (1 if weight is None else weight)
     shift = (0 if bias is None else bias) - mean * scale

@@ -70,5 +70,5 @@ def counted(profile: str, epsilon: float, runs: int) -> float:
     task = TASKS["digits"]
     steps = MAPS[profile]["steps"] or task.steps
     protocol: dict[str, Any] = {"target_delta": task.delta, "sample_rate": task.batch_size / task.train_size}
-    sigma = tuning_budget.vanilla_noise(target_epsilon=epsilon, steps=steps, **protocol)
+    sigma = tuning_budget.dp_sgd_noise(target_epsilon=epsilon, steps=steps, **protocol)
     return tuning_budget.dp_sgd_epsilon(sigma, steps=runs * steps, **protocol)

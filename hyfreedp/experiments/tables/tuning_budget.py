@@ -105,7 +105,7 @@ def budget_rows(*, budget: dict[str, float], batch_size: int, interval: int, run
         ``noise_percent`` (how much larger it is) and ``share_percent``, the part of epsilon that those gradients leave
         to everything else.
     """
-    target, sigma = budget["target_epsilon"], vanilla_noise(**budget)
+    target, sigma = budget["target_epsilon"], dp_sgd_noise(**budget)
     protocol: dict[str, Any] = {name: value for name, value in budget.items() if name != "target_epsilon"}
     learned: dict[str, Any] = {"probe": "losses", "allocation": "constant", "accountant": "rdp", "interval": interval}
 
@@ -114,10 +114,10 @@ def budget_rows(*, budget: dict[str, float], batch_size: int, interval: int, run
         ("vanilla", math.nan, sigma),
         ("hyfreedp", GAMMA, split.sigma_gradient),
         ("adaptive clipping", QUANTILE_PART, update_noise(sigma, QUANTILE_PART * batch_size)),
-        ("split", KEPT, vanilla_noise(**budget | {"target_epsilon": KEPT * target})),
+        ("split", KEPT, dp_sgd_noise(**budget | {"target_epsilon": KEPT * target})),
     ]
     for number in (RATES, RATES * THRESHOLDS):
-        noises.append(("grid search", number, vanilla_noise(**budget | {"steps": number * budget["steps"]})))
+        noises.append(("grid search", number, dp_sgd_noise(**budget | {"steps": number * budget["steps"]})))
     for name, shape in SHAPES.items():
         for mean in runs:
             noise = search_noise(**budget, mean=mean, shape=shape)
@@ -128,21 +128,21 @@ def budget_rows(*, budget: dict[str, float], batch_size: int, interval: int, run
     return rows.assign(noise_percent=100 * (rows.sigma_gradient / sigma - 1))
 
 
-def vanilla_noise(**budget: Any) -> float:
+def dp_sgd_noise(**budget: Any) -> float:
     """The noise multiplier of one run of DP-SGD, by RDP; arguments of :func:`hyfreedp.calibrate_noise`."""
     return calibrate_noise(**budget, probe="none", accountant="rdp").sigma
 
 
 def search_noise(target_epsilon: float, *, mean: float, shape: float, **run: Any) -> float:
     """The smallest noise multiplier at which :func:`search_epsilon` stays within the budget; more than one run's."""
-    search, start = {"mean": mean, "shape": shape} | run, vanilla_noise(target_epsilon=target_epsilon, **run)
+    search, start = {"mean": mean, "shape": shape} | run, dp_sgd_noise(target_epsilon=target_epsilon, **run)
     return smallest_noise(lambda sigma: search_epsilon(sigma, **search), target_epsilon, start, TOLERANCE)
 
 
 def quantile_noise_for_share(share: float, *, budget: dict[str, float]) -> float:
     """sigma_b at which adaptive clipping takes this share, in (0, 1), of epsilon from the gradients."""
     left = budget | {"target_epsilon": (1 - share) * budget["target_epsilon"]}
-    total, kept = vanilla_noise(**budget), vanilla_noise(**left)
+    total, kept = dp_sgd_noise(**budget), dp_sgd_noise(**left)
     return 0.5 * (total**-2 - kept**-2) ** -0.5
 
 
