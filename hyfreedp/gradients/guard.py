@@ -1,7 +1,8 @@
 """A loss must not write into the model: it would write raw values, which the state_dict would publish.
 
 Each pass must also start from the same state. So plain attributes of layers, tensors too, buffers that are not in the
-state_dict (caches), and which parameters require gradients are silently restored after each pass.
+state_dict (caches), and which parameters require gradients are silently restored after each pass. An autocast
+around the step, as Lightning's, forgets the weights that it has cast: it would not see that a look has moved them.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ def unchanged(module: nn.Module, *, by_value: bool = False) -> Iterator[None]:
     Parameters are compared by version counter, and with ``by_value`` by value, too: a loss of samples one at a time may
     write through ``.data``, which a map refuses.
     """
+    torch.clear_autocast_cache()
     layers = layers_of(module)
     containers = [held for layer in layers for held in _containers(layer)]
     contents, empty = [(held, held.copy()) for held in containers if held], [held for held in containers if not held]
@@ -118,11 +120,8 @@ def _same_contents(here: Any, before: Any) -> bool:
 
 
 def bits_differ(one: Tensor, other: Tensor) -> bool:
-    """Whether tensors of one shape and type differ in a bit, of which 0.0 and -0.0 do, and equal NaNs do not.
-
-    False for sparse ones, for which only the version counter tells.
-    """
-    if one.layout != torch.strided:
+    """Whether tensors of one shape and type differ in a bit: 0.0 and -0.0 do, equal NaNs do not."""
+    if one.layout != torch.strided:  # of a sparse one the version counter alone tells
         return False
     bits = [t.detach().reshape(-1).contiguous().view(torch.uint8) for t in (one, other)]
     return not torch.equal(*bits)

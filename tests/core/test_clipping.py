@@ -242,6 +242,16 @@ def test_sums_of_many_records_are_of_single_precision_under_autocast(loop) -> No
     assert (total - (g / (g.norm(dim=1, keepdim=True) + 0.01)).sum(0)).norm() < 1e-3
 
 
+def test_an_autocast_around_the_step_sees_that_weights_have_moved():
+    """It keeps the weights that it has cast: all votes of a look, and losses of a probe, were of those before."""
+    layer, x = nn.Linear(5, 1), torch.ones(1, 5)
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        engine = make_engine(layer, AutomaticClipping())
+        before = engine.losses(lambda x: layer(x), x)
+        layer.weight.mul_(2), layer.bias.mul_(2)
+        torch.testing.assert_close(engine.losses(lambda x: layer(x), x), 2 * before)
+
+
 @each(dtype=[torch.bfloat16, torch.float16], kind=[nn.LayerNorm, nn.Embedding])
 def test_long_sums_in_half_precision(kind, dtype) -> None:
     """Where autograd's own, as of a plain step, are off by a third and more."""
