@@ -11,11 +11,12 @@ import os
 import warnings
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 from weakref import WeakSet
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from hyfreedp.accounting import NoiseSplit, PrivacyLedger
 from hyfreedp.checks import check_count
@@ -25,15 +26,15 @@ from hyfreedp.gradients import GradientEngine
 from hyfreedp.gradients.plain import check_plain_loss
 from hyfreedp.gradients.step_batch import StepBatch, Weights
 from hyfreedp.gradients.validate import check_modes
-from hyfreedp.learner import FixedRate, RateLearner
+from hyfreedp.learner import BatchView, FixedRate, RateLearner
 from hyfreedp.noise import NoiseGenerator
 from hyfreedp.preset import RunPlan
+from hyfreedp.privatize import privatize_gradient
 from hyfreedp.processes.group import Processes
 from hyfreedp.pytorch.base_optimizer import BaseOptimizer
 from hyfreedp.pytorch.layers import layers_of
 from hyfreedp.pytorch.records import StepRecord, raw_values
 from hyfreedp.pytorch.wrapper import OptimizerWrapper, Unprepared, check_arguments, run_step_hooks
-from hyfreedp.release import Releases
 from hyfreedp.run_state import RunState
 from hyfreedp.statement import Statement
 
@@ -90,7 +91,6 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
         self.processes = processes
         self._base = BaseOptimizer(optimizer, module, plan.learns_rate, plan.decays)
         self._generator = generator
-        self._releases = Releases(self.ledger, gradient_engine, generator, expected_batch_size, self.processes)
         self._run = RunState(
             module, self._base, self.rate_learner, self.ledger, sampler, generator, self._describe(), self.processes
         )
@@ -137,16 +137,16 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
             with self.processes.all_or_none():
                 samples = self._samples(t, loss, batch, weights)
             if self.plan.votes_before(t):
-                look = learner.vote_before_step(self._releases.view(t, samples, "look"))
+                look = learner.vote_before_step(self._view(t, samples, "look"))
             with self.processes.all_or_none():
                 losses, norms = samples.add_gradients()  # lines 2 and 3
-            self._set_gradient(self._releases.gradient(self._base.parameters))  # line 4
+            self._release_gradient(t)  # line 4
             eta = learner.eta * self.plan.rate_factor(t)
             if math.isnan(eta):  # a learner that has no rate yet, since all gradients so far were zero
                 eta = 0.0
             if self.plan.probes_after(t):
                 move = self._base.step_along(eta)  # line 5
-                view = self._releases.view(t, samples, "probe")
+                view = self._view(t, samples, "probe")
                 try:
                     probe, probed = learner.probe_after_step(view, losses, move)  # lines 7 to 12
                     eta *= probe.eta_next / probe.eta_probed
@@ -211,10 +211,33 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
             self._loss_compared = check_plain_loss(samples, self.module, self._generator.child("plain", t).key)
         return samples
 
-    def _set_gradient(self, private: list[Tensor]) -> None:
-        """Write the private gradient, which is counted by now, into ``.grad``."""
+    def _view(self, t: int, samples: StepBatch, what: Literal["look", "probe"]) -> BatchView:
+        """The batch of step t for the rate learner: for votes before its gradient, or for a probe along its update."""
+        return BatchView(
+            noise_multiplier=self.split.sigma_loss,
+            expected_batch_size=self.expected_batch_size,
+            generator=self._generator.child(what, t),
+            batch=samples,
+            processes=self.processes,
+            count=partial(self.ledger.record_probe, t),
+        )
+
+    def _release_gradient(self, t: int) -> None:
+        """Make the clipped sums the private gradient, count it, and write it into ``.grad``."""
+        sums = self.gradient_engine.clipped_sums(self._base.parameters)
+        self.processes.add_up(sums)
+        generator = self._generator.child("gradient", t)
+        privatize_gradient(
+            sums,
+            self.split.gradient_noise_multiplier(t),
+            sensitivity=self.gradient_engine.sensitivity,
+            expected_batch_size=self.expected_batch_size,
+            generator=generator,
+        )
+        self.processes.check_same(generator.tag)
+        self.ledger.record(generator.tag)
         self._base.clear_gradients()  # a loss may have made raw ones, even of frozen parameters
-        for parameter, gradient in zip(self._base.parameters, private, strict=True):
+        for parameter, gradient in zip(self._base.parameters, sums, strict=True):
             parameter.grad = gradient.to(parameter.dtype)  # rounding to half precision comes after the noise
         if self.module not in _TRAINED:
             trained = [m for m in layers_of(self.module) if any(p.requires_grad for p in m.parameters(False))]

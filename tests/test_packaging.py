@@ -30,7 +30,7 @@ LAYERS = [
     {"gradients", "gradients.step_batch"},
     {"gradients.plain", "learner", "data.sampling"},
     {"line_search", "look"},
-    {"preset", "reference", "release", "run_state", "statement"},
+    {"preset", "reference", "run_state", "statement"},
     {"optimizer", "__main__"},
     {"engine", "plots"},
     {"__init__"},
