@@ -25,7 +25,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -124,51 +124,23 @@ def choose(margin: Callable[[int], float], level: float, needed: float) -> float
     return level if place == begin else 2.0 ** (place / 32)
 
 
-class _Votes:
-    """The margins of one look. Each is released when it is first asked for.
-
-    Args:
-        view: the batch.
-        losses_at: raw losses of the records at a rate of the ladder, shape ``(B,)``.
-    """
-
-    def __init__(self, view: BatchView, losses_at: Callable[[float], Tensor]) -> None:
-        self._view, self._losses_at = view, losses_at
-        self.std = float(loss_noise_std(VOTE_CLIP, view.noise_multiplier, view.expected_batch_size))  # of a margin
-        self._losses: dict[int, Tensor] = {}
-        self.released: dict[int, float] = {}
-
-    def margin(self, j: int) -> float:
-        """The margin of the j-th rate over the next lower one."""
-        if j not in self.released:
-            pair = torch.stack([self._losses_of(j), self._losses_of(j + 1)])
-            self.released[j] = self._votes(pair) if self._view.noise_multiplier > 0 else self._mean_losses(pair)
-        return self.released[j]
-
-    def _votes(self, pair: Tensor) -> float:
-        (margin,) = privatize_votes(
-            pair,
-            self._view.noise_multiplier,
-            expected_batch_size=self._view.expected_batch_size,
-            steepness=max(1.0, CLEAR_MARGIN * self.std / CLEAR_VOTE),
-            weights=self._view.batch.weights,
-            generator=self._view.generator,
-            add_up=self._view.processes.add_up,
-        )
-        return margin
-
-    def _mean_losses(self, pair: Tensor) -> float:
-        """How much lower the mean loss is at the former rate, without privacy: no record's part must be bounded."""
-        values = self._view.batch.weighted(within_floats(pair))
-        size, add_up = self._view.expected_batch_size, self._view.processes.add_up
-        former, latter = noisy_mean(values, math.inf, 0.0, size, None, add_up).tolist()
+def _margin(view: BatchView, pair: Tensor, std: float) -> float:
+    """The margin between two rates, from the records' losses at both, shape (2, B); ``std`` is that of its noise."""
+    size, add_up = view.expected_batch_size, view.processes.add_up
+    if view.noise_multiplier == 0:  # how much lower the mean loss is at the former: no record's part must be bounded
+        losses = view.batch.weighted(within_floats(pair))
+        former, latter = noisy_mean(losses, math.inf, 0.0, size, None, add_up).tolist()
         return float(latter - former)
-
-    def _losses_of(self, j: int) -> Tensor:
-        if j not in self._losses:
-            with self._view.processes.all_or_none():
-                self._losses[j] = self._losses_at(LADDER[j])
-        return self._losses[j]
+    (margin,) = privatize_votes(
+        pair,
+        view.noise_multiplier,
+        expected_batch_size=size,
+        steepness=max(1.0, CLEAR_MARGIN * std / CLEAR_VOTE),
+        weights=view.batch.weights,
+        generator=view.generator,
+        add_up=add_up,
+    )
+    return margin
 
 
 class LookedRate(RateLearner):
@@ -237,14 +209,22 @@ class LookedRate(RateLearner):
         """Let the records vote between the rates of the ladder; move half the way to where the votes lead."""
         present = [p.detach().clone() for p in self._parameters]
         ray, before, first = self._ray(present), self._level, self._first_eta
+        std = float(loss_noise_std(VOTE_CLIP, view.noise_multiplier, view.expected_batch_size))  # of a margin's noise
+        margins: dict[int, float] = {}
 
-        def losses_at(rung: float) -> Tensor:
-            self._set(torch._foreach_add(self._start, ray, alpha=rung))
-            return view.batch.losses()
+        @cache
+        def losses_at(j: int) -> Tensor:
+            with view.processes.all_or_none():
+                self._set(torch._foreach_add(self._start, ray, alpha=LADDER[j]))
+                return view.batch.losses()
 
-        votes = _Votes(view, losses_at)
+        def margin(j: int) -> float:
+            if j not in margins:
+                margins[j] = _margin(view, torch.stack([losses_at(j), losses_at(j + 1)]), std)
+            return margins[j]
+
         try:
-            found = choose(votes.margin, before, CLEAR_MARGIN * votes.std)
+            found = choose(margin, before, CLEAR_MARGIN * std)
         finally:
             self._set(present)
         view.released()
@@ -255,9 +235,8 @@ class LookedRate(RateLearner):
             along = min(1.0, along)
         if along != 1:
             self._set([start.lerp(p, along) for start, p in zip(self._start, present, strict=True)])
-        rates = tuple(rung * first for rung in LADDER)
-        margins = tuple(votes.released.get(j) for j in range(VOTES))
-        return LookResult(rates, margins, votes.std, found * first, self.eta, along)
+        rates, released = tuple(rung * first for rung in LADDER), tuple(margins.get(j) for j in range(VOTES))
+        return LookResult(rates, released, std, found * first, self.eta, along)
 
     @torch.no_grad()
     def _ray(self, present: list[Tensor]) -> tuple[Tensor, ...]:
