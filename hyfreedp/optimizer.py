@@ -83,7 +83,9 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
         self.module, self.plan = module, plan
         self._sampler, self._sampled = sampler, not without_guarantee
         self.gradient_engine = gradient_engine
-        self.rate_learner = rate_learner or FixedRate(self._own_rate)
+        self.rate_learner = rate_learner or FixedRate(
+            lambda: self._base.eta if plan.decays else float(self.param_groups[0]["lr"])
+        )
         self.ledger = PrivacyLedger(plan.split)
         self.expected_batch_size = expected_batch_size
         self.max_physical_batch_size = size
@@ -133,10 +135,11 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
         t, learner = self.ledger.steps, self.rate_learner
         look = probe = probed = None
         self._begin(t)
+        asks = self.split.probe if self.split.is_probe_step(t) else "none"
         try:
             with self.processes.all_or_none():
                 samples = self._samples(t, loss, batch, weights)
-            if self.plan.votes_before(t):
+            if asks == "look":
                 look = learner.vote_before_step(self._view(t, samples, "look"))
             with self.processes.all_or_none():
                 losses, norms = samples.add_gradients()  # lines 2 and 3
@@ -144,7 +147,7 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
             eta = learner.eta * self.plan.rate_factor(t)
             if math.isnan(eta):  # a learner that has no rate yet, since all gradients so far were zero
                 eta = 0.0
-            if self.plan.probes_after(t):
+            if asks == "losses":
                 move = self._base.step_along(eta)  # line 5
                 view = self._view(t, samples, "probe")
                 try:
@@ -282,9 +285,6 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
     def eta(self) -> float:
         """The learning rate in force, without decay. Threat model: WR."""
         return self.rate_learner.eta
-
-    def _own_rate(self) -> float:
-        return self._base.eta if self.plan.decays else float(self.param_groups[0]["lr"])
 
     @property
     def guarantee(self) -> bool:

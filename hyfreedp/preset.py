@@ -165,7 +165,7 @@ def resolve(preset: str | Preset, changes: Mapping[str, Any], steps: int) -> Pre
 
 @dataclass(frozen=True)
 class RunPlan:
-    """What step t = 0, 1, ... of a run releases, and its learning-rate factor; ``split`` is as accounted for."""
+    """The settings of a run, and what each of its steps releases, with how much noise."""
 
     preset: Preset
     split: NoiseSplit
@@ -179,14 +179,6 @@ class RunPlan:
     def decays(self) -> bool:
         """Whether the run lowers the rate by a schedule of its own."""
         return self.preset.decay != "none"
-
-    def votes_before(self, t: int) -> bool:
-        """Whether step t begins with votes on the rate (a look)."""
-        return self.split.probe == "look" and self.split.is_probe_step(t)
-
-    def probes_after(self, t: int) -> bool:
-        """Whether three losses are released along the update of step t (a line search)."""
-        return self.split.probe == "losses" and self.split.is_probe_step(t)
 
     def rate_factor(self, t: int) -> float:
         """Factor of the decay on the learning rate at step t."""

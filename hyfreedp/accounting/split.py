@@ -94,17 +94,13 @@ class NoiseSplit:
 
     def is_probe_step(self, t: int) -> bool:
         """Whether step t = 0, 1, ... has a look; or a line search, in the warm-up and at every ``interval``-th step."""
-        if self.probe == "none":
-            return False
-        if self.probe == "look":
+        if self.probe != "losses":
             return t in self.vote_steps
         return t < self.warmup_steps or (t - self.warmup_steps) % self.interval == 0
 
     def probe_steps_before(self, t: int) -> int:
         """Number of probe steps (see :meth:`is_probe_step`) among 0, ..., t - 1."""
-        if self.probe == "none":
-            return 0
-        if self.probe == "look":
+        if self.probe != "losses":
             return sum(step < t for step in self.vote_steps)
         return min(t, self.warmup_steps) + math.ceil(max(t - self.warmup_steps, 0) / self.interval)
 
