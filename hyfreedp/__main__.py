@@ -137,7 +137,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             if math.isfinite(options.epsilon):
-                check_delta(options.delta, options.n, stacklevel=2)
+                check_delta(options.delta, options.n)
             plan = resolve(options.preset, changes, options.steps).releases(options.steps)
             plan |= {"sample_rate": options.batch_size / options.n, "records_per_person": options.records_per_person}
             split = calibrate_noise(target_epsilon=options.epsilon, target_delta=options.delta, **plan)

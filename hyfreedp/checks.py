@@ -68,25 +68,23 @@ def check_probability(name: str, value: Any, *, one_allowed: bool = False) -> fl
     return number
 
 
-def check_delta(target_delta: Any, records: int, *, stacklevel: int) -> None:
+def check_delta(target_delta: Any, records: int) -> None:
     """Refuse a delta above 0.1; warn of a delta of 1 / N or more, and of a data set with a single record."""
     delta = check_probability("target_delta", target_delta)
     means = f"it would allow to publish each record with probability {delta:g}"
     advice = f"choose one below 1/N, such as 1/(10 N) = {0.1 / records:.2g}"
     if delta > 0.1:
-        raise ValueError(
-            f"target_delta must be at most 0.1, got {target_delta!r}: {means}. With N = {records}, {advice}"
-        )
+        raise ValueError(f"target_delta must be at most 0.1, got {delta} with N = {records}: {means}; {advice}")
     if records == 1:
         warnings.warn(
             "the data set has one record: a private run hides whether it is there, so it cannot learn from it",
-            stacklevel=stacklevel,
+            stacklevel=4,
         )
     elif delta >= 1 / records:
         warnings.warn(
             f"target_delta={target_delta!r} is not below 1/N, with N = {records} records: {means}, that is "
             f"{delta * records:.2g} records on average; {advice}",
-            stacklevel=stacklevel,
+            stacklevel=4,
         )
 
 

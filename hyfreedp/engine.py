@@ -27,10 +27,10 @@ from hyfreedp.noise import NoiseGenerator
 from hyfreedp.noise.cipher import computes_noise
 from hyfreedp.optimizer import HyFreeDPOptimizer
 from hyfreedp.preset import PAPER_RATE, Preset, RunPlan, refuse_unknown, resolve, takes_preset_fields
-from hyfreedp.processes.group import Processes, replica
+from hyfreedp.processes.group import Processes
 from hyfreedp.processes.same_records import check_same_records
 from hyfreedp.pytorch.checkpoint import read_checkpoint, write_checkpoint
-from hyfreedp.pytorch.devices import CPU, keep_freed_memory
+from hyfreedp.pytorch.devices import CPU, keep_freed_memory, kernels
 
 
 class PrivacyEngine:
@@ -167,15 +167,16 @@ class PrivacyEngine:
                 raise ValueError("module must be in train mode: call module.train() first")
             private = math.isfinite(check_number("target_epsilon", target_epsilon))
             if private:
-                check_delta(target_delta, sampler.num_records, stacklevel=4)
+                check_delta(target_delta, sampler.num_records)
             terms = settings.releases(total) | {"target_epsilon": target_epsilon, "target_delta": target_delta}
             terms |= {"sample_rate": sampler.sample_rate, "records_per_person": records_per_person}
-            split = calibrate_noise(**terms) if split is None else recounted(split, stacklevel=4, **terms)
+            split = calibrate_noise(**terms) if split is None else recounted(split, **terms)
             plan = RunPlan(settings, split)
             clipping = _check_clipping(clipping, private)
             expected_batch_size = sampler.sample_rate * sampler.num_records
             noise_std = split.sigma_gradient * clipping.sensitivity / expected_batch_size if private else 0.0
             rate_learner = _make_rate_learner(plan, module, optimizer, noise_std)
+        tensors = [*module.named_parameters(), *module.named_buffers()]
         processes.agree(
             records=sampler.num_records,
             owners=fetched.owners and hash(tuple(map(tuple, fetched.owners))),  # of integers, so not salted
@@ -189,7 +190,9 @@ class PrivacyEngine:
             optimizer=optimizer,
             diagnostics=diagnostics,
             without_guarantee=without_guarantee,
-            **replica(module),
+            torch=torch.__version__,
+            hardware=kernels(device),
+            module=[(name, tuple(tensor.shape), tensor.dtype, tensor.requires_grad) for name, tensor in tensors],
             noise=split,
         )
         check_same_records(processes, fetched.dataset, generator.child("same records"), device)
@@ -207,7 +210,7 @@ class PrivacyEngine:
             without_guarantee=without_guarantee,
             processes=processes,
         )
-        processes.copy_from_first([*module.parameters(), *module.buffers()])
+        processes.copy_from_first(tensor for _, tensor in tensors)
         if device == CPU:
             keep_freed_memory()
         self._runs += 1

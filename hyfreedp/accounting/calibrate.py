@@ -102,7 +102,7 @@ def calibrate_noise(
     return dataclasses.replace(split, epsilon=achieved)
 
 
-def recounted(split: NoiseSplit, *, accountant: Accountant, stacklevel: int, **plan: Any) -> NoiseSplit:
+def recounted(split: NoiseSplit, *, accountant: Accountant, **plan: Any) -> NoiseSplit:
     """A split that the user made, with epsilon recomputed by ``accountant``; a warning says that it is no guarantee.
 
     TypeError or ValueError if it is no split, lacks noise, or differs from the ``plan`` of the run.
@@ -125,7 +125,7 @@ def recounted(split: NoiseSplit, *, accountant: Accountant, stacklevel: int, **p
     warnings.warn(
         f"split was made elsewhere: that it spends epsilon={split.target_epsilon:g} at delta={split.target_delta:g} is "
         f"its own claim, and no guarantee. It spends epsilon={split.epsilon:.4g} by {accountant!r}, as is counted",
-        stacklevel=stacklevel,
+        stacklevel=4,
     )
     return split
 

@@ -18,9 +18,7 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-
-from hyfreedp.pytorch.devices import kernels
+from torch import Tensor
 
 T = TypeVar("T")
 
@@ -123,17 +121,6 @@ class Processes:
             raise error
         if failed > 0:
             raise RuntimeError(f"rank {int(failed) - 1} failed; its own traceback tells why")
-
-
-def replica(module: nn.Module) -> dict[str, Any]:
-    """What must agree so that copies of ``module`` stay equal: names, shapes and types of its tensors, the platform."""
-    tensors = [*module.named_parameters(), *module.named_buffers()]
-    device = tensors[0][1].device
-    return {
-        "torch": torch.__version__,
-        "hardware": kernels(device),
-        "module": [(name, tuple(tensor.shape), tensor.dtype, tensor.requires_grad) for name, tensor in tensors],
-    }
 
 
 def _from_difference(*texts: str) -> list[str]:

@@ -289,7 +289,7 @@ def test_epsilon_of_a_prefix_grows_to_that_of_the_run_and_its_parts_are_less():
 def test_a_split_of_another_run_or_without_noise_is_refused(wrong, message):
     split = calibrate_noise(**CHEAP)
     with pytest.raises(ValueError, match=message):
-        recounted(dataclasses.replace(split, **wrong), accountant="pld", stacklevel=2, **CHEAP)
+        recounted(dataclasses.replace(split, **wrong), accountant="pld", **CHEAP)
 
 
 # ---- the search ----------------------------------------------------------------------------------------------------
