@@ -128,10 +128,7 @@ def check_optimizer(optimizer: Any) -> None:
         raise TypeError(f"optimizer must be a plain one, got {library}'s {kind.__name__}: {remedy}")
     closure = inspect.signature(kind.step).parameters.get("closure")
     if closure is not None and closure.default is closure.empty:
-        raise TypeError(
-            f"optimizer must step without a closure, got {kind.__name__}, which evaluates the loss unboundedly often: "
-            "choose AdamW or SGD"
-        )
+        raise TypeError(f"optimizer must step without a closure, got {kind.__name__}: choose AdamW or SGD")
 
 
 def check_model(module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -140,8 +137,7 @@ def check_model(module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
         if tensor.is_meta:
             raise ValueError(
-                f"module must have values, but {name!r} is on the meta device: call module.to_empty(device=...) and "
-                "load its weights"
+                f"module must have values, but {name!r} is on the meta device: load weights after to_empty(device=...)"
             )
     names = {id(parameter): name for name, parameter in module.named_parameters() if parameter.requires_grad}
     held = {id(p): p for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
@@ -169,8 +165,7 @@ def _check_unwrapped(module: nn.Module) -> None:
             )
         if is_of("opacus.grad_sample", layer) or hasattr(layer, "autograd_grad_sample_hooks"):
             raise ValueError(
-                f"module must not have Opacus's hooks, but layer {name!r} has: give what .to_standard_module() of the "
-                "GradSampleModule returns"
+                f"module must not have Opacus's hooks, but layer {name!r} has: give its .to_standard_module()"
             )
         if is_of("torch.distributed.fsdp", layer):
             raise ValueError(f"module must be whole on every process, but layer {name!r} is split by FSDP")
@@ -192,8 +187,7 @@ def check_weights(weights: Tensor) -> Tensor:
     """``weights``, which must be in [0, 1], as the noise covers samples that count once at most."""
     if not bool(((weights >= 0) & (weights <= 1)).all()):
         raise ValueError(
-            "weights must be in [0, 1], got one outside: divide all by the largest that is possible, whoever is in the "
-            "data"
+            "weights must be in [0, 1], got one outside: divide all by the largest possible, whoever is in the data"
         )
     return weights
 

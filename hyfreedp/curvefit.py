@@ -55,9 +55,7 @@ def fit_quadratic(etas: ArrayLike, losses: ArrayLike, noise_std: ArrayLike = 0.0
     """
     x, y = check_array("etas", etas), check_array("losses", losses)
     if x.ndim != 1 or x.shape != y.shape:
-        raise ValueError(
-            f"etas and losses must be one-dimensional and equally long, got shapes {x.shape} and {y.shape}"
-        )
+        raise ValueError(f"etas and losses must be vectors of one length, got shapes {x.shape} and {y.shape}")
     if not (np.isfinite(x).all() and np.isfinite(y).all()):
         raise ValueError("etas and losses must be finite")
     if np.unique(x).size < 3:

@@ -222,8 +222,7 @@ class PrivacyEngine:
         spent = [ledger.epsilon(delta) for ledger in self._ledgers if ledger.released]
         if len(spent) > 1:
             raise ValueError(
-                f"this engine has trained {len(spent)} runs, which may share records: ask each optimizer's "
-                f"epsilon_spent({delta!r})"
+                f"this engine has trained {len(spent)} runs, which may share records: call hyfreedp.total_epsilon"
             )
         return math.fsum(spent)
 

@@ -332,9 +332,7 @@ def displacement_per_gradient(optimizer: torch.optim.Optimizer, steps: int) -> t
         )
     for name in ("momentum", "dampening", "alpha"):
         if not float(group.get(name, 0.0)) < 1:
-            raise ValueError(
-                f"optimizer must have {name} below 1, got {group[name]}: choose momentum 0.9, alpha 0.99, no dampening"
-            )
+            raise ValueError(f"optimizer must have {name} below 1, got {group[name]}: choose 0.9, or for alpha 0.99")
     repeated = (1 - float(group.get("dampening", 0.0))) / (1 - float(group.get("momentum", 0.0)))
     if isinstance(optimizer, torch.optim.SGD):
         return repeated, True

@@ -155,9 +155,7 @@ def resolve(preset: str | Preset, changes: Mapping[str, Any], steps: int) -> Pre
         unused += _FOR_LEARNED_RATES
     for name in changes:
         if name in unused:
-            raise ValueError(
-                f"{name} changes nothing with probe={settings.probe!r}: leave it out, or choose preset 'paper'"
-            )
+            raise ValueError(f"{name} does nothing with probe={settings.probe!r}: leave it out, or take preset 'paper'")
     if settings.probe == "losses" and "interval" not in changes:
         settings = replace(settings, interval=min(settings.interval, steps))
     return settings

@@ -60,9 +60,7 @@ class RunState:
         here, there = self.settings, state["settings"]
         for name in {**here, **there}:
             if here.get(name) != there.get(name):
-                raise ValueError(
-                    f"the state is of another run: {name} is {there.get(name)} there and {here.get(name)} here"
-                )
+                raise ValueError(f"the state is of another run: {name} is {there.get(name)}, here {here.get(name)}")
         check_same_model(self.module.state_dict(), state["model"])
         known = self.ledger.released
         if known and key != self.generator.key.hex():

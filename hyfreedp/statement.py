@@ -143,9 +143,7 @@ class Statement:
             uncovered.append("How the learning rate was found, which this run did not learn.")
         if self.steps < self.split.steps and not self.without_guarantee:
             whole = _up(spent(self.split, self.split.steps))
-            uncovered.append(
-                f"An early end that was chosen by what the run showed: epsilon is then the plan's, {whole}."
-            )
+            uncovered.append(f"An early end chosen by what the run showed: epsilon is then the plan's, {whole}.")
         asked = [f"{question} **{self.answers.get(name, '(open)')}**" for name, question in QUESTIONS.items()]
         lines = [f"# {self.headline}", "", "| What | Of this run |", "| --- | --- |", *rows, ""]
         lines += ["## Not covered", "", *(f"* {one}" for one in uncovered), ""]

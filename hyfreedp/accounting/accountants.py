@@ -50,9 +50,7 @@ def composed_epsilon(
         records_per_person: k >= 1, in how many records neighbours may differ ("pld" only; else ValueError).
     """
     if records_per_person > 1 and accountant == "rdp":
-        raise ValueError(
-            f"accountant must be 'pld' where records_per_person is more than 1, got 'rdp' and {records_per_person}"
-        )
+        raise ValueError(f"accountant must be 'pld' if records_per_person > 1, got 'rdp' and {records_per_person}")
     merged = merge(releases)
     if not merged:
         return 0.0

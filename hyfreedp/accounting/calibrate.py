@@ -69,9 +69,7 @@ def calibrate_noise(
     if probe != "none":
         gamma = check_number("gamma", gamma)
         if not 1 < gamma <= 1e9:
-            raise ValueError(
-                f"gamma must be greater than 1, else no budget is left for probes, and at most 1e9, got {gamma!r}"
-            )
+            raise ValueError(f"gamma must be above 1, or no budget is left for probes, and at most 1e9, got {gamma!r}")
     if vote_steps is None:
         vote_steps = look_steps(check_count("steps", steps, 1)) if probe == "look" else ()
     split = NoiseSplit(
@@ -111,9 +109,7 @@ def recounted(split: NoiseSplit, *, accountant: Accountant, **plan: Any) -> Nois
         raise TypeError(f"split must be a NoiseSplit, got {type(split).__name__}")
     for name, value in plan.items():
         if name not in ("gamma", "allocation") and getattr(split, name) != value:  # these two only say how it was made
-            raise ValueError(
-                f"split must be for this run, got {name}={getattr(split, name)!r}, which is {value!r} here"
-            )
+            raise ValueError(f"split must be of this run, got {name}={getattr(split, name)!r}, which is {value!r} here")
     needed = ["sigma_gradient", "sigma_gradient_probe"]
     if split.probe_steps:
         needed.append("sigma_loss")
@@ -177,9 +173,7 @@ def _vanilla_noise(split: NoiseSplit) -> float:
     per_step = min(max(per_step, 1 / LARGEST_NOISE), LARGEST_NOISE)  # mu may have become 0 or infinite
     sigma = _on_two_grids(noise, split.accountant, start=math.log1p(per_step**2) ** -0.5)
     if math.isinf(sigma):
-        raise ValueError(
-            f"no noise multiplier up to {LARGEST_NOISE:g} reaches {budget} with accountant={split.accountant!r}"
-        )
+        raise ValueError(f"no noise up to {LARGEST_NOISE:g} reaches {budget} with accountant={split.accountant!r}")
     if sigma <= SMALLEST_NOISE:
         raise ValueError(f"{budget} is reached with a noise multiplier below {SMALLEST_NOISE}, which protects nobody")
     return sigma
@@ -204,8 +198,7 @@ def _loss_noise(split: NoiseSplit) -> float:
     sigma_loss = _on_two_grids(noise, split.accountant, start=split.sigma_loss)
     if math.isinf(sigma_loss):
         raise ValueError(
-            f"gamma={split.gamma!r} leaves too little of the budget for the probes under "
-            f"accountant={split.accountant!r}: choose a larger one"
+            f"gamma={split.gamma!r} leaves too little for the probes by accountant={split.accountant!r}: raise it"
         )
     return sigma_loss
 

@@ -120,11 +120,9 @@ class NoiseSplit:
         """Inverse of :meth:`to_dict`, ``probe_steps`` ignored; ValueError for missing, unknown or wrong fields."""
         names = {field.name for field in dataclasses.fields(cls)}
         values = {"records_per_person": 1} | {name: value for name, value in values.items() if name != "probe_steps"}
-        if names != set(values):
-            raise ValueError(
-                f"a NoiseSplit needs exactly its own fields: missing {sorted(names - set(values))}, "
-                f"unknown {sorted(set(values) - names)}"
-            )
+        missing, unknown = sorted(names - set(values)), sorted(set(values) - names)
+        if missing or unknown:
+            raise ValueError(f"a NoiseSplit needs exactly its own fields: missing {missing}, unknown {unknown}")
         return cls(**values)
 
     def __str__(self) -> str:

@@ -91,9 +91,7 @@ class PoissonSampler(Sampler[Drawn]):
         if self.horizon is not None:
             last = min(last, self.horizon)
             if first >= self.horizon:  # after an empty pass, "while True: for batch in loader" would run for ever
-                raise BudgetExhausted(
-                    f"all {self.horizon} planned steps have been made, so there is no further batch: {LOOP_THAT_ENDS}"
-                )
+                raise BudgetExhausted(f"all {self.horizon} planned steps have been made: {LOOP_THAT_ENDS}")
         return map(self.drawn, range(first, last))
 
     def drawn(self, step: int) -> Drawn:
@@ -256,8 +254,7 @@ def poisson_loader(
         )
     if (library := made_by(loader)) is not None:
         raise ValueError(
-            f"data_loader must be a plain DataLoader, got {library}'s {type(loader).__name__}: give the one from which "
-            f"{library} made it"
+            f"data_loader must be a plain DataLoader, got {library}'s {type(loader).__name__}: give what it is made of"
         )
     if isinstance(loader.dataset, IterableDataset):
         raise ValueError("data_loader must be over a map-style data set: an IterableDataset cannot be Poisson-sampled")
@@ -283,9 +280,7 @@ def poisson_loader(
         if owned is None:
             raise ValueError(f"records_per_owner={records_per_owner} needs owners=, an id for each record")
     if owned is not None and records_per_person != 1:
-        raise ValueError(
-            f"records_per_person must be 1 with owners=, whose epsilon is a person's already, got {records_per_person}"
-        )
+        raise ValueError(f"records_per_person must be 1 with owners=, each a person, got {records_per_person}")
     _check_repeated(loader.dataset, records_per_person, owned)
     sampler = PoissonSampler(
         num_records=num_records,
@@ -335,9 +330,7 @@ def _origins(dataset: Any, known: dict[int, int]) -> NDArray[np.int64]:
         return np.concatenate([_origins(part, known) for part in dataset.datasets])
     if isinstance(dataset, Subset) and len(dataset):
         if (indices := np.asarray(dataset.indices)).dtype.kind not in "iu":
-            raise ValueError(
-                f"the indices of a Subset must be integers, got {indices.dtype}: of a mask take mask.nonzero()[:, 0]"
-            )
+            raise ValueError(f"a Subset's indices must be integers, got {indices.dtype}: give mask.nonzero()[:, 0]")
         return _origins(dataset.dataset, known)[indices]
     return np.arange(len(dataset), dtype=np.int64) + (known.setdefault(id(dataset), len(known)) << 40)
 

@@ -41,9 +41,7 @@ class ClosureOptimizer(OptimizerWrapper):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Restore what :meth:`state_dict` gave; an error if the key file is missing, damaged or of another run."""
         if "key_file" not in state_dict:
-            raise ValueError(
-                "the state is of a version of hyfreedp that saved the key in it: resume it by that version"
-            )
+            raise ValueError("the state is of a version of hyfreedp that saved the key in it: resume by that version")
         secret = read_key(self.folder, state_dict["key_file"])
         sampler = {**secret["sampler"], **state_dict["sampler"]}
         self.private.load_state_dict({**state_dict, "generator": secret["generator"], "sampler": sampler})

@@ -104,9 +104,7 @@ class PrivateTrainer(Trainer):
             check_arguments(loss, "model", "record")
             refused["label_smoothing_factor"] = "smooth in your loss, by F.cross_entropy(..., label_smoothing=...)"
         for name in {"module", "optimizer", "data_loader", "epochs", "steps"} & privacy.keys():
-            raise ValueError(
-                f"privacy must not have {name!r}, which is the Trainer's (num_train_epochs or max_steps is the length)"
-            )
+            raise ValueError(f"privacy must not have {name!r}: the Trainer has it (num_train_epochs, max_steps)")
         preset = privacy.get("preset", "robust")
         preset = PRESETS.get(preset, preset)
         learned = privacy.get("probe", getattr(preset, "probe", "none")) != "none"

@@ -56,8 +56,7 @@ class OptimizerWrapper(torch.optim.Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> NoReturn:
         """Refused: a run's parameters are those that were made private."""
         raise RuntimeError(
-            "the parameters of a private run cannot be added to: add_param_group belongs before "
-            "make_private_with_epsilon"
+            "the parameters of a private run cannot be added to: call add_param_group before make_private_with_epsilon"
         )
 
     @property

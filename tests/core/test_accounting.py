@@ -218,7 +218,7 @@ def test_the_budget_of_a_person():
     assert two.epsilon < 2 * epsilon(alone, target_delta=delta)  # group privacy that knows epsilon and delta alone
     assert str(one).endswith("of one record") and str(two).endswith("of one person's 2 records")
     assert NoiseSplit.from_dict(json.loads(json.dumps(two.to_dict()))) == two
-    with pytest.raises(ValueError, match="accountant must be 'pld' where records_per_person is more than 1"):
+    with pytest.raises(ValueError, match="accountant must be 'pld' if records_per_person > 1"):
         calibrate_noise(**CHEAP, records_per_person=2, accountant="rdp")
 
 
@@ -282,7 +282,7 @@ def test_epsilon_of_a_prefix_grows_to_that_of_the_run_and_its_parts_are_less():
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (dict(steps=21), "split must be for this run, got steps=21, which is 20 here"),
+        (dict(steps=21), "split must be of this run, got steps=21, which is 20 here"),
         (dict(sigma_gradient=0.0), "split must have a positive and finite sigma_gradient, got 0.0"),
     ],
 )
@@ -323,8 +323,8 @@ def test_search_copes_with_infinite_and_vanishing_costs():
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (dict(gamma=1.0), "gamma must be greater than 1, else no budget is left for probes, .* got 1.0"),
-        (dict(target_epsilon=1e-9, target_delta=1e-30), "no noise multiplier up to 1e.08 reaches .*accountant='pld'"),
+        (dict(gamma=1.0), "gamma must be above 1, or no budget is left for probes, .* got 1.0"),
+        (dict(target_epsilon=1e-9, target_delta=1e-30), "no noise up to 1e.08 reaches .*accountant='pld'"),
         (dict(target_epsilon=1e6, accountant="rdp"), "noise multiplier below 0.05, which protects nobody"),
         (dict(target_delta=0.9), "asks for no noise at all, since a record is ever sampled with probability 0.878"),
     ],

@@ -182,7 +182,7 @@ def test_a_step_takes_the_private_loaders_batches_alone_or_gives_no_guarantee():
     other.step(loss, next(iter(old)))
     other.step(loss, next(iter(loader)))
     assert other.ledger.steps == 2 and not other.guarantee
-    with pytest.raises(ValueError, match="batches is any, without guarantee there and the sampler's here"):
+    with pytest.raises(ValueError, match="batches is any, without guarantee, here the sampler's"):
         optimizer.load_state_dict(other.state_dict())
     loss, old, optimizer, _ = private_run(target_epsilon=math.inf)
     train(optimizer, old, until=3)

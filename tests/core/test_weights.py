@@ -79,7 +79,7 @@ def test_one_record_moves_a_vote_by_one_at_most(records, out):
     [
         (
             lambda batch: 2 * by_class(batch),
-            r"in \[0, 1\], got one outside: divide all by the largest that is possible",
+            r"in \[0, 1\], got one outside: divide all by the largest possible",
         ),
         (lambda batch: torch.full((1,), math.nan), r"in \[0, 1\], got one outside"),
         (lambda batch: CLASS_WEIGHTS, r"one number for a record, got shape \(3,\)"),
