@@ -89,12 +89,8 @@ class LossSearch(RateLearner):
     ) -> None:
         check_choice("step_rule", rule, StepRule)
         check_choice("loss_threshold_rule", loss_threshold_rule, LossThresholdRule)
-        rules: dict[str, Callable[[QuadraticFit, float], StepDecision]] = {
-            "gen": partial(gen, smoothing=smoothing),
-            "literal": literal,
-        }
-        self._eta = eta
-        self.loss_threshold = loss_threshold
+        rules: dict[str, Callable[..., StepDecision]] = {"gen": partial(gen, smoothing=smoothing), "literal": literal}
+        self._eta, self.loss_threshold = eta, loss_threshold
         self._rule = rules[rule]
         self._threshold_rule = THRESHOLD_RULES[loss_threshold_rule]
         smoothed = f" of smoothing {smoothing!r}" if rule == "gen" else ""

@@ -57,13 +57,7 @@ class Group:
 
     def record(self, tensors: Sequence[Tensor]) -> Any:
         """A new record with these tensors; other values are copied, so that a loss changes them in one record only."""
-
-        def fill(leaf: Any) -> Any:
-            if isinstance(leaf, Slot):
-                return tensors[leaf.index]
-            return leaf.clone() if isinstance(leaf, Tensor) else copy.deepcopy(leaf)
-
-        return map_leaves(fill, self.form)
+        return map_leaves(lambda leaf: tensors[leaf.index] if isinstance(leaf, Slot) else copied(leaf), self.form)
 
     def take(self, rows: Tensor | slice) -> Group:
         """The records at positions ``rows`` of the group."""
@@ -112,7 +106,7 @@ def stack_records(records: Iterable[Any], *, owners: bool = False) -> Records:
     """
     by_form: dict[Hashable, tuple[Any, list[int], list[list[Tensor]]]] = {}
     for row, record in enumerate(records):
-        tensors, form = _copied(record)
+        tensors, form = _taken_apart(record)
         shapes = tuple((tensor.shape, tensor.dtype, tensor.device) for tensor in tensors)
         _, rows, stacked = by_form.setdefault((shapes, _key(form, _value)), (form, [], []))
         rows.append(row)
@@ -199,10 +193,8 @@ def leaves(value: Any) -> list[Any]:
 def map_leaves(function: Callable[[Any], Any], value: Any, is_leaf: Callable[[Any], bool] = lambda _: False) -> Any:
     """Copy a structure of mappings, dataclasses, tuples and lists, with ``function`` applied to each leaf."""
     kind: Any = type(value)
-    if is_leaf(value):
-        return function(value)
     named = fields_of(value)
-    if named is None and not isinstance(value, list | tuple):
+    if is_leaf(value) or (named is None and not isinstance(value, list | tuple)):
         return function(value)
     if named is None:
         parts = [map_leaves(function, part, is_leaf) for part in value]
@@ -252,17 +244,22 @@ def token_budget(tokens_of: Callable[[Any], int], budget: int) -> Callable[[Any]
     return lambda record: max(1, budget // max(1, check_count(named, tokens_of(record), 0)))
 
 
-def _copied(record: Any) -> tuple[list[Tensor], Any]:
+def copied(leaf: Any) -> Any:
+    """A copy of a leaf, in memory of its own."""
+    return leaf.clone() if isinstance(leaf, Tensor) else copy.deepcopy(leaf)
+
+
+def _taken_apart(record: Any) -> tuple[list[Tensor], Any]:
     """Copies of a record's tensors that can be stacked, as plain tensors, and its structure with slots for them."""
     tensors: list[Tensor] = []
 
-    def copied(leaf: Any) -> Any:
+    def take(leaf: Any) -> Any:
         if not is_plain(leaf):
-            return leaf.clone() if isinstance(leaf, Tensor) else copy.deepcopy(leaf)
+            return copied(leaf)
         tensors.append(leaf.as_subclass(Tensor).clone())
         return Slot(len(tensors) - 1)
 
-    form = map_leaves(copied, record)
+    form = map_leaves(take, record)
     return tensors, form
 
 

@@ -28,7 +28,7 @@ from torch.utils.data import (
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 from hyfreedp.checks import check_count, made_by
-from hyfreedp.data.batches import is_plain, map_leaves, of_one_form, stack_records
+from hyfreedp.data.batches import copied, is_plain, map_leaves, of_one_form, stack_records
 from hyfreedp.errors import LOOP_THAT_ENDS, BudgetExhausted
 from hyfreedp.noise import NoiseGenerator
 from hyfreedp.noise.random_states import random_states_of
@@ -185,7 +185,7 @@ class OneByOne(Dataset[Any]):
             chosen = torch.tensor(rows, dtype=torch.long)
             return [tensor[chosen] for tensor in self.dataset.tensors]
         # Copied, as a data set may reuse memory. An empty batch is made from record 0 and gets its first 0 rows.
-        records = [map_leaves(_copied, self.dataset[row]) for row in rows or [0]]
+        records = [map_leaves(copied, self.dataset[row]) for row in rows or [0]]
         if not of_one_form(records):
             return stack_records(default_collate([record]) for record in records[: len(rows)])
         batch = default_collate(records)
@@ -196,13 +196,6 @@ class OneByOne(Dataset[Any]):
         if most is not None and len(rows) > most:
             rows = [rows[place] for place in torch.randperm(len(rows))[:most].tolist()]
         return tuple(self.collate([self.dataset[row]]) for row in rows)
-
-
-def _copied(leaf: Any) -> Any:
-    """A copy of a tensor or an array; any other value as it is."""
-    if isinstance(leaf, Tensor):
-        return leaf.clone()
-    return leaf.copy() if isinstance(leaf, np.ndarray) else leaf
 
 
 def _is_torchs(collate: Any) -> bool:

@@ -76,10 +76,9 @@ class StepRecord:
     def to_dict(self) -> dict[str, Any]:
         """One flat row for a pandas frame; diagnostics are prefixed with ``not_private_``. Threat model: WR."""
         row: dict[str, Any] = {"step": self.step, "eta": self.eta}
-        if self.probe is not None:
-            row |= asdict(self.probe)
-        if self.look is not None:
-            row |= asdict(self.look)
+        for released in (self.probe, self.look):
+            if released is not None:
+                row |= asdict(released)
         return row | {f"not_private_{name}": value for name, value in (self.diagnostics or {}).items()}
 
 
