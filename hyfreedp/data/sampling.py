@@ -247,7 +247,7 @@ def poisson_loader(
         )
     if (library := made_by(loader)) is not None:
         raise ValueError(
-            f"data_loader must be a plain DataLoader, got {library}'s {type(loader).__name__}: give what it is made of"
+            f"data_loader must be a plain DataLoader, got {library}'s {type(loader).__name__}: give the one behind it"
         )
     if isinstance(loader.dataset, IterableDataset):
         raise ValueError("data_loader must be over a map-style data set: an IterableDataset cannot be Poisson-sampled")

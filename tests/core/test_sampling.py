@@ -148,7 +148,7 @@ class Stream(IterableDataset):
     [
         (DataLoader(Stream(), batch_size=2), "data_loader must be over a map-style data set"),
         (DataLoader(make_data(), batch_size=41), "at most the number of records, 40, got 41"),
-        (DPDataLoader(make_data(), sample_rate=0.2), "got Opacus's DPDataLoader: give the one from which"),
+        (DPDataLoader(make_data(), sample_rate=0.2), "got Opacus's DPDataLoader: give the one behind it"),
         (
             DataLoader(make_data(), batch_size=4, sampler=DistributedSampler(make_data(), num_replicas=2, rank=0)),
             "must have no sampler of its own, got DistributedSampler: .* the batch size of all together",
