@@ -3,9 +3,8 @@
 A release is the sum of a batch plus Gaussian noise of standard deviation sigma times the sum's L2 sensitivity.
 Neighbours differ in one record, or in the records of one person.
 
-* "pld": privacy loss distributions, the tightest; :mod:`hyfreedp.accounting.groups` makes that of one release,
-  :mod:`hyfreedp.accounting.privacy_loss` composes them.
-* "rdp": Renyi differential privacy, by dp-accounting, which is imported here alone: that takes a second.
+* "pld": privacy loss distributions, the tightest: of one release in ``groups``, composed in ``privacy_loss``.
+* "rdp": Renyi differential privacy, by dp-accounting, which takes a second to import.
 """
 
 from __future__ import annotations
@@ -91,7 +90,7 @@ def pld_epsilon(releases: Sequence[tuple[SampledGaussian, int]], delta: float, c
 def grid(releases: Sequence[tuple[SampledGaussian, int]], coarseness: int = 1) -> float:
     """Grid interval of the privacy losses: ``coarseness / FINENESS`` of their standard deviation.
 
-    That is the root mean square of all releases. Rounding to the grid adds interval^2 / 4 at most to their variances.
+    Of several releases it is the root mean square. Rounding to the grid adds interval^2 / 4 at most to a variance.
     """
     counts = [count for _, count in releases]
     deviation = math.sqrt(np.average([one.deviation**2 for one, _ in releases], weights=counts))

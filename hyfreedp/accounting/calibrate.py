@@ -42,8 +42,7 @@ def calibrate_noise(
     * "constant": the paper's, sigma_g = gamma sigma on all steps and the smallest sigma_l with the epsilon of DP-SGD at
       sigma (Eq. sigmas). It equals the closed form above if every step probes.
 
-    Epsilon never exceeds the target, also where a root search finds the noise. The defaults describe the default run
-    (preset "robust").
+    Epsilon never exceeds the target. The defaults are those of preset "robust".
 
     Args:
         target_epsilon: > 0. Infinite: no noise at all (non-private).
@@ -52,10 +51,9 @@ def calibrate_noise(
         steps: T >= 1.
         interval: K in [1, T], every K-th step probes (after the warm-up).
         warmup_steps: number of steps at the start that all probe, at most T.
-        vote_steps: the steps with a look, in [0, T), distinct; None for those of :func:`hyfreedp.schedule.look_steps`.
-            Only for probe "look".
-        probe: "look", where ``interval`` and ``warmup_steps`` are ignored; "losses" for a line search; or "none" for
-            plain DP-SGD, where ``gamma`` is ignored too.
+        vote_steps: for probe "look" alone, the distinct steps with one, in [0, T); None: ``schedule.look_steps``.
+        probe: "look", which ignores ``interval`` and ``warmup_steps``; "losses", a line search; or "none", plain
+            DP-SGD, which ignores ``gamma``, too.
         gamma: > 1, how much larger the gradient noise is to pay for the probes; the paper's is 1.01.
         accountant: "pld" (tight) or "rdp".
         allocation: "per_step" or "constant".
@@ -101,9 +99,9 @@ def calibrate_noise(
 
 
 def recounted(split: NoiseSplit, *, accountant: Accountant, **plan: Any) -> NoiseSplit:
-    """A split that the user made, with epsilon recomputed by ``accountant``; a warning says that it is no guarantee.
+    """A split that the user made, with epsilon computed anew by ``accountant``; warns that it is no guarantee.
 
-    TypeError or ValueError if it is no split, lacks noise, or differs from the ``plan`` of the run.
+    TypeError or ValueError if it is no split, lacks noise, or is not for the ``plan`` of the run.
     """
     if not isinstance(split, NoiseSplit):
         raise TypeError(f"split must be a NoiseSplit, got {type(split).__name__}")
@@ -182,7 +180,7 @@ def _vanilla_noise(split: NoiseSplit) -> float:
 def _loss_noise(split: NoiseSplit) -> float:
     """The smallest sigma_l that the budget allows beside the gradient noise of ``split`` (Alg. 2, lines 8 and 9).
 
-    The budget is the epsilon of DP-SGD at sigma, not the target: the probes' share is so small that 1e-6 would show.
+    The budget is what DP-SGD at sigma costs, not the target: the tolerance between them would show in so small a share.
     """
 
     def noise(start: float, coarseness: int, tolerance: float) -> float:

@@ -97,9 +97,9 @@ def shares(split: NoiseSplit, *, coarseness: int = 1) -> dict[str, float]:
 def epsilon_of_runs(runs: Iterable[tuple[NoiseSplit, int]], delta: float) -> float:
     """Epsilon at ``delta`` of several runs together, each given by its noise and the number of steps made.
 
-    Their batches and noise are drawn independently. Noise, sample rates and lengths must be fixed before; all else may
-    depend on what earlier runs released (adaptive composition). A record that is removed is removed from all runs, so
-    their losses are summed for removal and for addition apart, and the larger epsilon counts.
+    Their batches and noise must be independent, and their noise, sample rates and lengths fixed before the first; all
+    else may depend on what earlier runs released. A record is in all runs or in none, so losses are summed over runs
+    for its removal and for its addition, and the larger epsilon counts.
     """
     counted = [(split, *release) for split, steps in runs for release in merge(releases(split, steps))]
     if not counted:
@@ -111,10 +111,9 @@ def epsilon_of_runs(runs: Iterable[tuple[NoiseSplit, int]], delta: float) -> flo
 
 
 def zcdp(split: NoiseSplit, steps: int) -> float:
-    """rho of zero-concentrated DP (Bun & Steinke 2016) of ``steps`` steps: the sum of k^2 / (2 sigma^2).
+    """rho of zero-concentrated DP (Bun & Steinke 2016): the sum of k^2 / (2 sigma^2), for k records of a person.
 
-    k is the number of a person's records. Sampling gets no credit: no smaller rho bounds a sampled Gaussian at all
-    orders.
+    Sampling gets no credit: no smaller rho bounds a sampled Gaussian at all orders.
     """
     return sum(n / 2 * (split.records_per_person / sigma) ** 2 for sigma, n in merge(releases(split, steps)))
 

@@ -4,11 +4,9 @@ The number j of them in the batch is binomial, and the released sum moves by at 
 pair is one-dimensional: the mixture of N(j, sigma^2) with these probabilities against N(0, sigma^2). It dominates in
 any number of dimensions, and so do its compositions (Choquette-Choo et al., Privacy Amplification for Matrix
 Mechanisms, ICLR 2024, Corollary 4.7; Ganesh, Tight Group-Level DP Guarantees for DP-SGD with Sampling via Mixture of
-Gaussians Mechanisms, 2024). For k = 1 it is the subsampled Gaussian. Generic group privacy, k epsilon at a larger
-delta, is much looser.
+Gaussians Mechanisms, 2024). For k = 1 it is the subsampled Gaussian. Group privacy, k epsilon, is much looser.
 
-dp-accounting computes the same in Python loops: a hundred times slower for k = 1 (``from_gaussian_mechanism``), a
-thousand times for more (``from_mixture_gaussian_mechanism``).
+dp-accounting computes the same in Python loops, a hundred times slower for k = 1, a thousand times for more.
 """
 
 from __future__ import annotations
@@ -70,8 +68,7 @@ class SampledGaussian:
     def _deltas(self, losses: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """delta at epsilon = ``losses`` of removing the records, and at -``losses`` of adding them.
 
-        Both are those of a threshold t: of the sets {x > t} and {x < t}. The best t is where the loss is the given one;
-        an error of it has a squared effect.
+        The events are {x > t} and {x < t}, where x = t has that loss; an error of t matters to second order only.
         """
         t = self._outcomes_closed_form(losses) if self._records == 1 else self._outcomes_newton(losses)
         at = (self._present - t) / self._sigma
@@ -86,7 +83,7 @@ class SampledGaussian:
         return (2 * self._present * x - self._present**2) / (2 * self._sigma**2)
 
     def _log_mean(self, differences: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Logarithm of the mean of exp(differences) over j, right in most of its digits also where it is tiny."""
+        """Logarithm of the mean of exp(differences) over j, accurate also near 0."""
         mean = (np.exp(self._log_probs) * np.expm1(np.minimum(differences, LARGEST_EXPONENT))).sum(0)
         result = np.log1p(np.maximum(mean, -0.5)) + math.log1p(-self._rest)
         far = (mean < -0.5) | (differences[-1] > LARGEST_EXPONENT)

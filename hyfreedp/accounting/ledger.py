@@ -16,12 +16,11 @@ Tags = Sequence[int | None]
 class PrivacyLedger:
     """Counts the releases of a run and refuses those that the plan does not pay for.
 
-    The plan fixes in advance which steps probe. A step on an empty Poisson batch counts like any other: the noise must
-    hide that it was empty.
+    The plan fixes in advance which steps probe. An empty batch is a step, too: noise must hide that it was empty.
 
     A step is paid for once. Its noise is a function of the un-noised sums (module ``noise``), and has a tag. The same
     tag again, as after an error or on resuming, is the same release and costs nothing. Another tag for the same step
-    would be a second release of the same batch: it is refused if this ledger, or a state it loads, has the first.
+    is a second release of the same batch: it is refused if this ledger, or a state it loads, has the first.
 
     Args:
         split: the noise of the run and its plan.
@@ -51,10 +50,9 @@ class PrivacyLedger:
             )
 
     def record(self, tag: int = 0) -> None:
-        """Count the next step. Call it just before anything of the step is released, also when its batch is empty.
+        """Count the next step, just before anything of it is released; ``tag`` names its gradient's noise.
 
-        ``tag`` names the gradient's noise (:meth:`hyfreedp.NoiseGenerator.add_noise`). If the step is not in the plan,
-        or was released with other data, BudgetExhausted is raised and nothing is counted.
+        BudgetExhausted, and nothing is counted, if it is not in the plan or was released with other data.
         """
         self.check()
         self._count(self._steps, 0, tag)

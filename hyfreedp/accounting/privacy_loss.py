@@ -9,8 +9,7 @@ p-values). Any tilt gives an upper bound, since error bounds are added to delta:
 * An FFT of n numbers has log2(n) stages, each of which rounds by less than 8 units in the last place (Higham, Accuracy
   and Stability, ch. 24). So each coefficient is right to ``8 log2(n) u`` times the sum of magnitudes.
 * Mass of q^T beyond the ends of the FFT, at most ``BEYOND`` at each by Chernoff's bound, wraps around to the other end,
-  where it only adds to delta. Mass beyond the upper end also counts as an infinite loss, and no epsilon below the lower
-  end is returned.
+  where it only adds to delta. Mass above counts as an infinite loss, too, and epsilon is never below the lower end.
 """
 
 from __future__ import annotations
@@ -42,10 +41,10 @@ class PrivacyLossDistribution:
 
     @classmethod
     def from_deltas(cls, lowest: int, deltas: NDArray[np.float64], interval: float) -> PrivacyLossDistribution:
-        """The least one on the grid with at least these ``deltas`` at epsilon = ``(lowest + i) * interval``.
+        """The tightest on the grid that has these ``deltas``, two or more, at epsilon = ``(lowest + i) * interval``.
 
         Between grid points its delta is a chord in e^epsilon, above the true curve, which is convex there (Doroshenko
-        et al., Connect the Dots, PoPETs 2022, Alg. 1). ``deltas`` are at least two.
+        et al., Connect the Dots, PoPETs 2022, Alg. 1).
         """
         deltas = np.maximum.accumulate(deltas[::-1])[::-1]  # non-increasing, which rounding may have spoiled
         change = np.diff(deltas)
@@ -57,7 +56,7 @@ class PrivacyLossDistribution:
             return cls(lowest, np.log(np.maximum(probs, 0)), float(deltas[-1]), interval)
 
     def coarser(self) -> PrivacyLossDistribution:
-        """The least one on every second grid point that dominates this one: deltas there stay, chords join them."""
+        """The tightest upper bound on every second grid point: the deltas there stay, and chords join them."""
         first = self.lowest % 2  # an odd place at an end gets a neighbour without mass
         logs = np.pad(self.logs, (first, 1 - (first + len(self.logs)) % 2), constant_values=-math.inf)
         even, odd = np.exp(logs[::2]), np.exp(logs[1::2])

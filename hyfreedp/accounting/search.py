@@ -14,9 +14,8 @@ def smallest_noise(cost: Callable[[float], float], budget: float, start: float, 
     """The smallest noise whose cost is at most the budget, or larger by a relative ``tolerance`` at most.
 
     ``cost`` must fall with the noise, roughly as a power of it. Then log(cost) is nearly linear in log(noise), and
-    secant steps within the known bracket need few evaluations, which can take a second each. They aim at the private
-    side of the root, and the returned noise has itself been evaluated and found within the budget. It is
-    ``SMALLEST_NOISE`` if that is enough, and infinity if ``LARGEST_NOISE`` is not.
+    secant steps within the known bracket need few evaluations, which can take a second each. The returned noise was
+    evaluated itself. It is ``SMALLEST_NOISE`` if that is enough, and infinity if ``LARGEST_NOISE`` is not.
 
     Args:
         cost: epsilon, or a part of it, as a function of the noise; 0 and infinity are allowed.

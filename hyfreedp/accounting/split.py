@@ -35,8 +35,7 @@ class NoiseSplit:
         sigma_gradient: noise multiplier of the gradient on steps without probe.
         sigma_gradient_probe: the same on steps with one.
         sigma_loss: sigma_l, standard deviation of the noise of each number of a probe in units of its clip.
-        epsilon: cost of the run at ``target_delta`` by ``accountant``: a bound for Algorithm 1, whose gradient and
-            probes share a batch.
+        epsilon: a bound of the run's at ``target_delta`` by ``accountant``.
     """
 
     target_epsilon: float
@@ -58,7 +57,7 @@ class NoiseSplit:
     records_per_person: int = 1
 
     def __post_init__(self) -> None:
-        """Check all ranges. ``vote_steps`` are sorted; duplicates would make the number of probes ambiguous."""
+        """Check all ranges, and sort ``vote_steps``."""
         steps = check_count("steps", self.steps, 1, MOST_STEPS, "the most accounted for")
         for name, choices in (("probe", Probe), ("accountant", Accountant), ("allocation", Allocation)):
             check_choice(name, getattr(self, name), choices)
