@@ -139,8 +139,8 @@ def groups_of(batch: Any) -> list[Group]:
 def batch_length(batch: Any) -> int:
     """Number of samples in a batch; in a plain one, the first dimension of every tensor.
 
-    TypeError if there is no tensor, or something that cannot be divided among samples; ValueError if a tensor's first
-    dimension differs from that of the first, or a list without tensors does not have one entry per sample.
+    TypeError if it has no tensor, or what cannot be divided among samples; ValueError if tensors, or lists without
+    tensors, differ in this number.
     """
     if isinstance(batch, Records):
         return len(batch)

@@ -40,10 +40,9 @@ _WORKERS = "num_workers pin_memory timeout worker_init_fn multiprocessing_contex
 
 
 class Drawn(NamedTuple):
-    """What one process fetches for 0-based ``step``: the indices of records, or of owners, and a key.
+    """What one process fetches for 0-based ``step``: the indices of records, or of owners.
 
-    The key is that of the random numbers that fetch them. Each process has its own, since they must not depend on a
-    record's place in the share of another.
+    ``key`` seeds the random numbers of fetching them, such as those of augmentation. Each process has a key of its own.
     """
 
     step: int
@@ -60,7 +59,7 @@ class PoissonSampler(Sampler[Drawn]):
     of several processes draws the same batch and keeps the records whose index modulo ``world_size`` is ``rank``.
 
     Attributes:
-        num_records: N >= 1, the number of records, or of owners if these are drawn.
+        unit, num_records: what is drawn, and N >= 1, how many there are.
         sample_rate: q in (0, 1].
         steps_per_epoch: batches in one pass.
         seed: non-negative integer of any size; keep it secret, since it determines which records are in which batch.
@@ -68,7 +67,6 @@ class PoissonSampler(Sampler[Drawn]):
         position: the step whose batch comes next; the optimizer advances it when a step is done.
         horizon: number of steps of the whole run, or None.
         given: step and size of the batch that the loader yielded last; None before the first and after loading a state.
-        unit: what is drawn.
     """
 
     num_records: int
@@ -105,9 +103,9 @@ class PoissonSampler(Sampler[Drawn]):
         return drawn[drawn % self.world_size == self.rank].tolist()
 
     def check_drawn(self, samples: int) -> None:
-        """Refuse a batch of ``samples`` samples unless the loader yielded the batch of the next step, of that size.
+        """Refuse a batch of so many samples unless the loader yielded the batch of the next step, of that size.
 
-        A batch must not be skipped, because it is empty or its step failed: that would tell something about it.
+        None may be skipped, as where it is empty or its step failed: that would tell something about it.
         """
         step, size = self.given or (None, 0)
         if step != self.position:
@@ -140,7 +138,7 @@ class OneByOne(Dataset[Any]):
     Attributes:
         dataset: the user's data set.
         collate: the user's function, called with a list of one record. Only torch's default_collate gets all records,
-            if they have one form; the batch is a plain one then. Rows of torch's TensorDataset are taken at once.
+            if they have one form, and makes a plain batch. Rows of torch's TensorDataset are taken at once.
         device: its random numbers are seeded, too, if no worker process is used.
         owners: the indices of each owner's records, if a sample is an owner; else None.
         records_per_owner: the most records of an owner in a batch, chosen at random; None: all.
@@ -233,10 +231,9 @@ def poisson_loader(
 ) -> PoissonLoader:
     """A loader with the data, workers and collation of ``loader``, Poisson-sampled at rate ``loader.batch_size / N``.
 
-    Whether ``loader`` shuffles does not matter. ``owners`` has an id for each record, ``records_per_person`` is how
-    often a record may be in the data, as far as torch's Subset and ConcatDataset tell; for other arguments see
-    :class:`PoissonSampler` and :class:`OneByOne`. TypeError or ValueError if the loader cannot be Poisson-sampled,
-    records are repeated too often, or ``owners`` do not fit.
+    Whether ``loader`` shuffles does not matter. For ``owners`` and ``records_per_person`` see the engine, for other
+    arguments :class:`PoissonSampler` and :class:`OneByOne`. TypeError or ValueError if the loader cannot be
+    Poisson-sampled, records are repeated too often, or ``owners`` do not fit.
     """
     if not isinstance(loader, DataLoader):
         raise TypeError(f"data_loader must be a torch DataLoader, got {type(loader).__name__}")

@@ -3,11 +3,9 @@
 On CPUs ChaCha20 and Poly1305 are OpenSSL's. On an accelerator the keystream is one kernel of Triton, or elementwise
 operations where there is none, and data to be hashed is first compressed there to a hundredth of its size, so that
 nothing large is moved. An accelerator is used only if a test shows that it computes the same bits as OpenSSL.
-Otherwise, as for MPS, which has no float64, the CPU is used (the engine refuses runs on such devices, see
-:class:`hyfreedp.PrivacyEngine`).
+Otherwise, as for MPS, which has no float64, the CPU is used (the engine refuses runs on such devices).
 
-AES would be a tenth faster on CPUs, but accelerators do not compute it by elementwise operations, and a run that moves
-to another device is to keep its stream.
+Why not AES: it has no elementwise form, and a run that moves to another device must keep its stream.
 """
 
 from __future__ import annotations

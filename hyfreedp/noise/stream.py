@@ -13,15 +13,13 @@ have independent noise. Observed noise (a weight without gradient receives pure 
 noise, past or future. Two different sums have the same hash with probability at most 2^-70.
 
 **Assumption.** The numbers are pseudorandom, so the guarantee is computational: it holds against adversaries that
-cannot distinguish ChaCha20 and BLAKE2b under a secret random key from random functions. A known or guessable seed voids
-it.
+cannot distinguish ChaCha20 and BLAKE2b under a secret key from random functions. A seed that can be guessed voids it.
 
 **Floating point.** Drawn numbers lie within 9.4 standard deviations; a true one does not with probability 4e-21. Sums
 and noise are added in float64, rounded to multiples of about 2^-32 of the scale, and then to the type of the sums. The
 rounding is needed because the last bits of a floating-point sum reveal what was added (Mironov, CCS 2012). About 2^20
-numbers round to one multiple, so probabilities are off by about one part in a million, at random. ``secure=True`` is a
-further remedy (Holohan and Braghin, ESORICS 2021): each number is the halved sum of four, so an attacker who inverts
-the sampler must search pairs of pairs.
+numbers round to one multiple, so probabilities are off by about one part in a million, at random. With ``secure=True``
+each number is the halved sum of four, which are much harder to infer (Holohan and Braghin, ESORICS 2021).
 """
 
 from __future__ import annotations
@@ -52,8 +50,7 @@ class NoiseGenerator:
     generators that are independent of it and of each other.
 
     Args:
-        seed: a non-negative integer of any size, for reproducible runs without privacy; 256 bits from the operating
-            system if None.
+        seed: a non-negative integer, for reproducible runs without privacy; 256 bits of the operating system if None.
         secure: make each normal number the halved sum of four, against floating-point attacks; four times as slow.
 
     Raises:
@@ -85,8 +82,7 @@ class NoiseGenerator:
             scale: standard deviation.
 
         Raises:
-            ValueError: sums in half precision, which would round away what was added, or a scale that is not positive
-                and finite.
+            ValueError: sums in half precision, which rounds away what is added, or a scale not positive and finite.
         """
         if not 0 < scale < math.inf:
             raise ValueError(f"scale must be positive and finite, got {scale}")

@@ -32,8 +32,7 @@ class Processes:
     If one of them has died, the others get an error: from gloo at once, else after ``init_process_group``'s timeout.
 
     Args:
-        group: a process group of torch.distributed; if None, all processes, should ``init_process_group`` have been
-            called, else this one alone.
+        group: a process group of torch.distributed; None: all processes if it is initialised, else this one alone.
         device: of the tensors that are sent.
 
     Raises:

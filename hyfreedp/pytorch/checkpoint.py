@@ -53,8 +53,7 @@ def read_checkpoint(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[
 def write_key(folder: str | os.PathLike[str], secret: Mapping[str, Any]) -> str:
     """Save plain values, the secrets of a run, to a file in ``folder`` that only its owner may read; returns its name.
 
-    The name has a hash of the content, so no run overwrites another's file. Its underscore at the beginning excludes it
-    from what transformers' Trainer uploads.
+    The name has a hash of the content, so no run overwrites another's. Transformers' Trainer uploads no name with "_".
     """
     text = json.dumps(secret, sort_keys=True).encode()
     target = Path(folder, _key_name(text))
