@@ -29,7 +29,7 @@ Train = Callable[[Dataset[Any]], Iterator[tuple[Any, Callable[[Any], Tensor]]]]
 
 @dataclass(frozen=True)
 class Audit:
-    """Result of :func:`audit`; as text it says what that means.
+    """Result of :func:`audit`; its text says what that means.
 
     Attributes:
         claimed: epsilon at ``delta`` that the script claims.

@@ -45,8 +45,7 @@ def gen(fit: QuadraticFit, eta: float, *, smoothing: float = 0.1) -> StepDecisio
     """GeN's guards around b/a: accept only a, b > 0, clamp to [eta / 2, 2 eta], smooth.
 
     The constants are those in the code of the authors' package gen-optim 0.1.1 (Bu et al. 2024). Its further condition
-    R^2 > 0.99 always holds for a parabola through three points. ``smoothing`` is the weight of the clamped b/a in the
-    next eta; the old eta has the rest.
+    R^2 > 0.99 always holds for a parabola through three points. ``smoothing`` is the weight of b/a in the next eta.
     """
     if not (fit.slope > 0 and fit.curvature > 0):
         return StepDecision(eta, False, "rejected: b and a are not both positive")
@@ -71,8 +70,7 @@ class LossSearch(RateLearner):
     """Releases three losses, fits the parabola through them, and applies a step rule.
 
     Args:
-        rule: name of the step rule, :func:`gen` or :func:`literal`.
-        smoothing: of rule "gen".
+        rule, smoothing: name of the step rule, :func:`gen` or :func:`literal`, and the weight in :func:`gen`.
         eta: initial learning rate, positive.
         loss_threshold: initial R_l; infinite in non-private runs.
         loss_threshold_rule: how R_l is computed from the released losses, see ``THRESHOLD_RULES``.

@@ -61,9 +61,8 @@ def public_start(parameters: Sequence[Tensor], layers: Sequence[nn.Module] = ())
     layers' noises add up. So c_0 is :data:`START_DISPLACEMENT` over the root of the sum of all n, which is public. A
     matrix has its outputs in dimension 0. For a vector, or if this dimension has size 1, n is 1.
 
-    The V rows of an embedding table, among ``layers``, are V inputs of which a record has few. If it had all, n would
-    be V; if one, 1. How many is not known here, so n is the root of V, the middle in octaves; or a row's width if that
-    is more, since products of two rows have so many terms.
+    Of the V rows of an embedding table, among ``layers``, a record has some: between 1 and V. So n is the root of V,
+    the middle in octaves, or a row's width if that is more, since products of two rows have so many terms.
 
     The entries of a norm's weight are alike until a training has changed them. What was learned then must survive the
     noise: for the n inputs that the norm scales, c_0 sqrt(n) is at most :data:`PRETRAINED_DISPLACEMENT`. Where norms
@@ -82,11 +81,11 @@ def public_start(parameters: Sequence[Tensor], layers: Sequence[nn.Module] = ())
 
 
 def noise_to_come(schedule: Sequence[float], made: int, momentum: float = 0.0) -> float:
-    """kappa s: how far noise will displace a coordinate, at c = 1, of which a look after ``made`` steps adds so much.
+    """kappa s of the module: the noise that a look after ``made`` steps adds to each coordinate, at c = 1.
 
     Args:
         schedule: what multiplies the rate at each of the T steps.
-        momentum: of SGD, by which the gradients so far have not yet moved as far as they will.
+        momentum: of SGD, which moves by a gradient over many steps: those made have not yet moved all their way.
     """
     ahead = math.fsum(factor**2 for factor in schedule[made:]) / len(schedule)
     way = math.fsum(factor * (1 - momentum ** (made - t)) for t, factor in enumerate(schedule[:made]))
@@ -97,12 +96,11 @@ def choose(margin: Callable[[int], float], level: float, needed: float) -> float
     """The rate to which the votes between neighbours of :data:`LADDER` lead, in units of the first rate.
 
     From ``level`` it goes up while the margin exceeds ``needed``, or down while minus the margin does, in steps of a
-    32nd of an octave. Between the middles of two neighbouring pairs of rates, their margins are interpolated.
+    32nd of an octave. Margins belong to the middles of pairs of rates, and are interpolated between them.
 
     Args:
         margin: of the j-th rate over the next lower one, positive if the j-th is preferred; called only where needed.
-        level: the rate to begin at.
-        needed: the margin that leads on.
+        level, needed: the rate to begin at, and the margin that leads on.
     """
 
     def margin_at(place: int) -> float:  # 32nds of an octave above the first rate
@@ -146,8 +144,7 @@ def _margin(view: BatchView, pair: Tensor, std: float) -> float:
 class LookedRate(RateLearner):
     """The learning rate of a run, the weights that its looks compare, and the way back.
 
-    Memory: the average; the first weights until the last look; from a look to its step's gradient the present ones;
-    while looking, a ray.
+    It keeps copies of the weights: their average; until the last look the first; in a step with a look two more.
 
     Args:
         optimizer: the base optimizer.
@@ -167,8 +164,8 @@ class LookedRate(RateLearner):
         schedule: Sequence[float],
         looks: Sequence[int],
         noise_std: float,
-        eta: float | None = None,
-        layers: Sequence[nn.Module] = (),
+        eta: float | None,
+        layers: Sequence[nn.Module],
     ) -> None:
         steps, groups = len(schedule), optimizer.param_groups
         self._last_look = max(looks, default=0)
@@ -240,7 +237,7 @@ class LookedRate(RateLearner):
 
     @torch.no_grad()
     def _ray(self, present: list[Tensor]) -> tuple[Tensor, ...]:
-        """From w_0, what the first rate would have moved and its noise to come; z is public, groups at their rates."""
+        """The way from w_0 at the first rate: what it would have moved so far, and its noise to come, by a public z."""
         public = NoiseGenerator(PUBLIC_SEED).child("look", self._made)
         ray = torch._foreach_sub(present, self._start)
         torch._foreach_div_(ray, self._level)
@@ -318,9 +315,7 @@ def displacement_per_gradient(optimizer: torch.optim.Optimizer, steps: int) -> t
     which corrects no bias, of size (1 - alpha^t)^-1/2 at step t, of which the root mean square over ``steps`` counts.
     SGD leaves them as they are. The first group of the optimizer counts.
 
-    Raises:
-        ValueError: another kind of optimizer; or, with this momentum, a gradient would move the weights for ever, or
-            but for the first not at all.
+    ValueError for other optimizers, and if momentum, dampening or alpha is 1 or more.
     """
     group = optimizer.param_groups[0]
     if "betas" in group and not isinstance(optimizer, torch.optim.RAdam):  # whose first steps are not normalised

@@ -101,9 +101,8 @@ def privatize_votes(
     """Release votes between successive candidates (weights of the model): each record votes on each pair.
 
     A record with losses a at one candidate and b at the next votes ``(b - a) / (|a| + |b|)``, times the steepness,
-    clipped to [-1, 1]. Released are the sums of w_i times the votes, plus noise, over the expected batch size. A vote
-    lies in [-1, 1] whatever the losses are, so no threshold is needed, and the L2 sensitivity of all m sums together is
-    sqrt(m).
+    clipped to [-1, 1]. Released are the sums of w_i times the votes, plus noise, over the expected batch size. So votes
+    need no threshold, and the L2 sensitivity of all m sums together is sqrt(m).
 
     NaN and infinity count as the largest loss, minus infinity as the smallest; ties, also of these, add 0. Signs of
     b - a would be as bounded, but the records of a class would vote as a block (docs/step_rule.md, "Why not signs").
@@ -116,8 +115,7 @@ def privatize_votes(
         weights: of the samples, in [0, 1], shape ``(B,)``; all 1 if None.
 
     Returns:
-        The m private margins, positive if the batch prefers the former of two candidates. Without noise, and in a batch
-        of the expected size, at most 1.
+        The m private margins, positive if the batch prefers the former of two candidates.
     """
     if losses.ndim != 2:
         raise ValueError(f"losses must have shape (m + 1, B), got {tuple(losses.shape)}")

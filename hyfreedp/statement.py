@@ -60,9 +60,9 @@ class Statement:
         steps: how many steps have released something; all epsilons are of these.
         unit, number: what batches are drawn of, and N, how many the data hold, which is public.
         sampled: whether all batches were Poisson samples of the private loader.
-        clipping, noise: of each unit's gradient; "standard", or "secure" against floating-point attacks.
-        versions: of the libraries.
-        answers: to some of ``QUESTIONS``, see :meth:`fill`.
+        clipping: of each unit's gradient.
+        noise: "standard", or "secure" against floating-point attacks.
+        versions, answers: of the libraries; to some of ``QUESTIONS``, see :meth:`fill`.
     """
 
     split: NoiseSplit
@@ -91,11 +91,7 @@ class Statement:
             check_choice("each name of answers", name, QUESTIONS)
 
     def fill(self, **answers: str) -> Statement:
-        """The statement with answers to questions that only the user can answer.
-
-        Args:
-            **answers: texts: data, people, earlier_use, tuned, pretrained, recipients (see ``QUESTIONS``).
-        """
+        """The statement with the user's answers: data, people, earlier_use, tuned, pretrained, recipients."""
         return dataclasses.replace(self, answers={**self.answers, **answers})
 
     @property
@@ -225,9 +221,8 @@ def total_epsilon(runs: Sequence[Any], delta: float) -> float:
         runs: for each its :class:`Statement`, or the private optimizer, whose steps so far count.
         delta: in (0, 1).
 
-    Raises:
-        ValueError, TypeError: runs protect different units, one has no guarantee, or two optimizers draw batches by one
-            seed (which statements do not tell, as they hold nothing of the key).
+    ValueError or TypeError if runs protect different units, one has no guarantee, or two optimizers draw batches by one
+    seed (of which statements know nothing).
     """
     delta = check_probability("delta", delta)
     if not isinstance(runs, list | tuple) or not runs:
