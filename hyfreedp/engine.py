@@ -110,15 +110,13 @@ class PrivacyEngine:
             clipping: of per-sample gradients; automatic normalisation if None (none when ``target_epsilon`` is inf).
             max_physical_batch_size: the most samples computed at once, to limit memory: a number, or a function of one
                 record that returns it for records of its shape, see :func:`hyfreedp.token_budget`.
-            memory_budget: bytes that per-sample gradients may take, see :func:`hyfreedp.gradients.make_engine`. More
-                makes some layers faster.
+            memory_budget: bytes that per-sample gradients may take, see :func:`hyfreedp.gradients.make_engine`.
             owners: for each record the id of its owner (a person), an integer or a string. Owners are then sampled, B
                 of N on average. All records of one are one sample, whose loss is their mean. Every epsilon holds
                 exactly for a person, however many records each has; N, the number of owners, is public.
             records_per_owner: the most records of an owner in a batch, drawn anew each time; None: all.
             records_per_person: k >= 1, if owners are unknown: budget and reported epsilons hold for a person with up to
-                k records. Data that contain a record more often, as far as torch's ``Subset`` and ``ConcatDataset``
-                tell, are refused.
+                k records. Data in which torch's ``Subset`` and ``ConcatDataset`` show a record more often are refused.
             diagnostics: also record raw values, which are not private.
             without_guarantee: allow steps on batches of your own, which are not Poisson samples: for benchmarks and
                 audits. Epsilon is then no guarantee, and ``optimizer.guarantee`` is False.
@@ -130,8 +128,7 @@ class PrivacyEngine:
             The module, the :class:`~hyfreedp.optimizer.HyFreeDPOptimizer` and the Poisson loader.
 
         Warns:
-            UserWarning: ``target_delta`` is 1 / N or more, there is only one record, the model was trained privately
-                before, or ``split`` is given.
+            UserWarning: delta is 1 / N or more, N is 1, a private run has trained the model, or ``split`` is given.
 
         Raises:
             ValueError, TypeError: a bad argument; no private record has been used by then.

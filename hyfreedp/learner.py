@@ -92,7 +92,7 @@ class RateLearner:
 
 
 class FixedRate(RateLearner):
-    """The base optimizer's own rate, which ``rate`` returns, as a scheduler may have set it; nothing is released."""
+    """The base optimizer's own rate, which ``rate`` returns; nothing is released."""
 
     def __init__(self, rate: Callable[[], float]) -> None:
         self._rate = rate

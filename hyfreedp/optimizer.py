@@ -112,8 +112,7 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
                 batch work as they are: ``criterion(model(x), y)``, ``model(**record).loss``. It is called again for
                 looks and probes, without gradients. Random numbers of torch, NumPy and Python come from the run's key,
                 see :mod:`hyfreedp.noise.random_states`; the caller's random states are restored.
-            batch: what the loader yielded; without guarantee any structure of tensors whose first dimension is the
-                samples. May be empty.
+            batch: what the loader yielded, which may be empty; without guarantee any structure of tensors (B, ...).
             weights: maps one record to its weight, one number in [0, 1] (an owner's is the mean over its records).
                 Weights multiply clipped values: gradient, votes, and losses of a line search. Weights within ``loss``
                 have little effect, since gradients are normalised.
@@ -126,8 +125,7 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
             RuntimeError: another process failed; or this process was forked from the one that wired the run.
 
         Losses and gradients that are not finite count as the clip and as zero. If no record has a finite one, noise
-        alone moves the weights; nothing says so, since that would be a release. With ``diagnostics=True`` a warning
-        does, and epsilon does not cover it.
+        alone moves the weights. Only ``diagnostics=True`` warns of that, since epsilon does not cover it.
 
         After an error within a probe, its step is made and counted, with the old rate. After an error between a look
         and the gradient, weights and rate are as before the step, and the look is counted.
@@ -323,8 +321,7 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
     def averaged(self) -> AbstractContextManager[None]:
         """A context for evaluation during the run: the model has the weights with which the run would end now.
 
-        With preset "robust" these are an average over the run, which the last step leaves in the model; else nothing
-        changes.
+        With preset "robust" these are an average over the run, else those that it has.
         """
         return self.rate_learner.averaged()
 
@@ -348,8 +345,7 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
         of their batches.
 
         Raises:
-            ValueError: the state is of another run (the message says what differs), or processes load states of
-                different runs.
+            ValueError: the state is of another run (the message says what differs), or not the same on all processes.
             BudgetExhausted: this run and the state have released a step with different data.
         """
         self._run.load_state_dict(state)

@@ -7,8 +7,7 @@ faster, or says what they cost; ``tests/core/test_exactness.py`` compares the tw
 A batch is a list of tensors with the records in dimension 0, as ``[inputs, labels]``. It is a Poisson sample: each of
 the N records is in it with probability q, independently. Its expected size is B = q N, and B divides all sums below,
 whatever size the batch has. ``loss(model, record)`` returns one number, and a record is a batch of one row. ``split``
-says which steps probe, and how much noise each release gets (Alg. 2, :func:`hyfreedp.calibrate_noise`). ``noise`` draws
-it. So a run is::
+says which steps probe, with how much noise (Alg. 2, :func:`hyfreedp.calibrate_noise`). So a run is::
 
     noise = NoiseGenerator()
     for released in train(model, optimizer, loss, batches, split=split, B=100, noise=noise):
@@ -153,9 +152,8 @@ def train(
 ) -> Iterator[dict[str, Any]]:
     """A run. Gives after each step its rate and what was released, and is then at the next weights.
 
-    What ``split`` pays for says how the rate is learned: from "losses" by Algorithm 1 of the paper, by "look"s of our
-    own rule, or, without probes, not at all. ``factor`` and ``sensitivity`` are c_i and R_g; the last three arguments
-    are those of Algorithm 1.
+    ``split.probe`` says how the rate is learned: from "losses" by Algorithm 1 of the paper, by "look"s of our own rule,
+    or not at all. ``factor`` and ``sensitivity`` are c_i and R_g; the last three arguments are those of Algorithm 1.
     """
     looks = None
     if split.probe == "look":
@@ -198,8 +196,7 @@ class Looks:
     :mod:`hyfreedp.look` has the reasons. After the last step the weights are an average of those after each step.
 
     Args:
-        model: what is trained, in which embeddings have another number of inputs, and norms tell an earlier training.
-        optimizer: the base optimizer.
+        model, optimizer: what is trained, and the base optimizer.
         T: steps of the run.
         std: of the noise of each coordinate of a private gradient.
         eta: the first rate; None for the public one.

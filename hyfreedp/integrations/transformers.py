@@ -65,8 +65,7 @@ class PrivateTrainer(Trainer):
     logs epsilon and the learning rate; losses, gradient norms, operation counts and times are not private, and not
     logged. A checkpoint is resumed bit for bit by a new trainer. It may be published; the key of all noise is in a
     separate file, ``_hyfreedp-....key`` in ``output_dir``, which must be kept secret and is needed to resume. Arguments
-    that a private run cannot follow must keep their defaults; so must learning rate, scheduler and warm-up if the rate
-    is learned.
+    that a private run cannot follow, as those of the rate where it is learned, must keep their defaults.
 
     Args:
         loss: maps the model and one record, as the data collator makes it alone, to one number; None for the Trainer's
