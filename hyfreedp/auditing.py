@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, default_collate
 
-from hyfreedp.checks import check_number, check_probability, check_type
+from hyfreedp.checks import check_number, check_type
 from hyfreedp.noise import NoiseGenerator
 from hyfreedp.pytorch.layers import eval_mode
 
@@ -108,9 +108,8 @@ def audit(
     check_type("train", train, Callable, "a function of a data set")
     check_type("collate_fn", collate_fn, Callable, "a function of a list of records")
     _length("records", records)
-    check_probability("confidence", confidence)
-    if not 0 <= check_number("delta", delta) < 1:
-        raise ValueError(f"delta must be in [0, 1), got {delta}")
+    check_number("confidence", confidence, "(0, 1)")
+    check_number("delta", delta, "[0, 1)")
     if _length("canaries", canaries) < 2:
         raise ValueError(f"canaries must be at least 2, some hundred rather, got {len(canaries)}")
     coins = NoiseGenerator(seed).child("canaries").uniform(len(canaries)).numpy() < 0.5

@@ -25,11 +25,14 @@ def check_choice(name: str, value: Any, choices: Any) -> None:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}{hint}")
 
 
-def check_number(name: str, value: Any) -> float:
-    """``value`` as a float; NaN is refused."""
+def check_number(name: str, value: Any, within: str = "[-inf, inf]") -> float:
+    """``value`` as a float in an interval, as "(0, 1]": of the numbers above 0 and up to 1. NaN is refused."""
     if not isinstance(value, numbers.Real) or isinstance(value, bool) or math.isnan(value):
         raise ValueError(f"{name} must be a number, got {value!r}")
-    return float(value)
+    number, (low, high) = float(value), map(float, within[1:-1].split(","))
+    if not low <= number <= high or (number == low and within[0] == "(") or (number == high and within[-1] == ")"):
+        raise ValueError(f"{name} must be in {within}, got {value!r}")
+    return number
 
 
 def check_flag(name: str, value: Any) -> bool:
@@ -60,17 +63,9 @@ def check_positive(name: str, value: Any) -> float:
     return float(value)
 
 
-def check_probability(name: str, value: Any, *, one_allowed: bool = False) -> float:
-    """``value`` as a float in (0, 1), or in (0, 1] if ``one_allowed``."""
-    number = check_number(name, value)
-    if not (0 < number < 1 or (one_allowed and number == 1)):
-        raise ValueError(f"{name} must be in (0, 1{']' if one_allowed else ')'}, got {value!r}")
-    return number
-
-
 def check_delta(target_delta: Any, records: int) -> None:
     """Refuse a delta above 0.1; warn of a delta of 1 / N or more, and of a data set with a single record."""
-    delta = check_probability("target_delta", target_delta)
+    delta = check_number("target_delta", target_delta, "(0, 1)")
     means = f"it would allow to publish each record with probability {delta:g}"
     advice = f"choose one below 1/N, such as 1/(10 N) = {0.1 / records:.2g}"
     if delta > 0.1:
@@ -155,8 +150,7 @@ def check_model(module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
 
 def _check_unwrapped(module: nn.Module) -> None:
     """Refuse what is not a model (TypeError), or is wrapped (data parallel, Opacus) or split over processes."""
-    if not isinstance(module, nn.Module):
-        raise TypeError(f"module must be a torch.nn.Module, got {type(module).__name__}: pass the model to train")
+    check_type("module", module, nn.Module, "a torch.nn.Module, the model to train")
     for name, layer in module.named_modules():
         if isinstance(layer, DistributedDataParallel | DataParallel):
             raise ValueError(

@@ -298,8 +298,7 @@ def _check_clipping(clipping: Clipping | None, private: bool) -> Clipping:
 
 def _check_own(path: str | os.PathLike[str], module: nn.Module, optimizer: HyFreeDPOptimizer) -> None:
     check_type("path", path, str | os.PathLike, "the path of a file")
-    if not isinstance(optimizer, HyFreeDPOptimizer):
-        raise TypeError(f"optimizer must be what make_private_with_epsilon returned, got {type(optimizer).__name__}")
+    check_type("optimizer", optimizer, HyFreeDPOptimizer, "what make_private_with_epsilon returned")
     if optimizer.module is not module:
         raise ValueError("module must be the model that optimizer trains, as make_private_with_epsilon returned it")
 

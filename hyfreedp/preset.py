@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import wraps
@@ -11,7 +10,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from hyfreedp.accounting.accountants import Accountant
 from hyfreedp.accounting.split import Allocation, NoiseSplit, Probe
-from hyfreedp.checks import check_choice, check_number, nearest
+from hyfreedp.checks import check_choice, check_number, check_type, nearest
 from hyfreedp.line_search import LossThresholdRule, StepRule
 from hyfreedp.schedule import Decay, decay_factor, look_steps
 
@@ -136,20 +135,15 @@ def resolve(preset: str | Preset, changes: Mapping[str, Any], steps: int) -> Pre
     if isinstance(preset, str):
         check_choice("preset", preset, PRESETS)
         preset = PRESETS[preset]
-    if not isinstance(preset, Preset):
-        raise TypeError(f"preset must be one of {', '.join(map(repr, PRESETS))} or a Preset, got {preset!r}")
+    check_type("preset", preset, Preset, f"one of {', '.join(map(repr, PRESETS))} or a Preset")
     settings = replace(preset, **changes)
-    rate = settings.initial_learning_rate
-    if rate is not None and not 0 < check_number("initial_learning_rate", rate) < math.inf:
-        raise ValueError(f"initial_learning_rate must be finite and positive, got {rate}")
-    if not 0 <= check_number("warmup", settings.warmup) <= 1:
-        raise ValueError(f"warmup must be a share of the run in [0, 1], got {settings.warmup}")
-    if not 0 < check_number("smoothing", settings.smoothing) <= 1:
-        raise ValueError(f"smoothing must be the weight of the new rate, in (0, 1], got {settings.smoothing}")
+    if settings.initial_learning_rate is not None:
+        check_number("initial_learning_rate", settings.initial_learning_rate, "(0, inf)")
+    check_number("warmup", settings.warmup, "[0, 1]")
+    check_number("smoothing", settings.smoothing, "(0, 1]")
+    check_number("decay_start", settings.decay_start, "[0, 1)")
     check_choice("probe", settings.probe, Probe)
     check_choice("decay", settings.decay, Decay)
-    if not 0 <= check_number("decay_start", settings.decay_start) < 1:
-        raise ValueError(f"decay_start must be in [0, 1), got {settings.decay_start}")
     unused: tuple[str, ...] = () if settings.probe == "losses" else _FOR_LINE_SEARCH
     if settings.probe == "none":
         unused += _FOR_LEARNED_RATES

@@ -204,7 +204,5 @@ def loss_noise_std(threshold: ArrayLike, noise_multiplier: float, expected_batch
 
 
 def _check_noise(noise_multiplier: float, expected_batch_size: float) -> None:
-    if not 0 <= check_number("noise_multiplier", noise_multiplier) < math.inf:
-        raise ValueError(f"noise_multiplier must be finite and at least 0, got {noise_multiplier}")
-    if not 0 < check_number("expected_batch_size", expected_batch_size) < math.inf:
-        raise ValueError(f"expected_batch_size must be finite and positive, got {expected_batch_size}")
+    check_number("noise_multiplier", noise_multiplier, "[0, inf)")
+    check_number("expected_batch_size", expected_batch_size, "(0, inf)")

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from hyfreedp.accounting import NoiseSplit
 from hyfreedp.accounting.composition import epsilon_of_runs, epsilon_of_zcdp, spent, zcdp
-from hyfreedp.checks import check_choice, check_count, check_flag, check_positive, check_probability, check_type
+from hyfreedp.checks import check_choice, check_count, check_flag, check_number, check_positive, check_type
 
 # What only the user knows, by the names that Statement.fill takes.
 QUESTIONS = {
@@ -224,7 +224,7 @@ def total_epsilon(runs: Sequence[Any], delta: float) -> float:
     ValueError or TypeError if runs protect different units, one has no guarantee, or two optimizers draw batches by one
     seed (of which statements know nothing).
     """
-    delta = check_probability("delta", delta)
+    delta = check_number("delta", delta, "(0, 1)")
     if not isinstance(runs, list | tuple) or not runs:
         raise TypeError(f"runs must be a list of statements or private optimizers, got {runs!r}")
     for run in runs:

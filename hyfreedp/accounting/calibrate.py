@@ -12,7 +12,7 @@ from hyfreedp.accounting.accountants import Accountant
 from hyfreedp.accounting.composition import cost, epsilon, spent
 from hyfreedp.accounting.search import LARGEST_NOISE, SMALLEST_NOISE, TOLERANCE, smallest_noise
 from hyfreedp.accounting.split import SQUARED_L2_SENSITIVITY, Allocation, NoiseSplit, Probe
-from hyfreedp.checks import check_choice, check_count, check_number, check_positive
+from hyfreedp.checks import check_choice, check_count, check_number, check_positive, check_type
 from hyfreedp.schedule import look_steps
 
 
@@ -103,8 +103,7 @@ def recounted(split: NoiseSplit, *, accountant: Accountant, **plan: Any) -> Nois
 
     TypeError or ValueError if it is no split, lacks noise, or is not for the ``plan`` of the run.
     """
-    if not isinstance(split, NoiseSplit):
-        raise TypeError(f"split must be a NoiseSplit, got {type(split).__name__}")
+    check_type("split", split, NoiseSplit, "a NoiseSplit")
     for name, value in plan.items():
         if name not in ("gamma", "allocation") and getattr(split, name) != value:  # these two only say how it was made
             raise ValueError(f"split must be of this run, got {name}={getattr(split, name)!r}, which is {value!r} here")

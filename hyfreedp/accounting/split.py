@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from hyfreedp.accounting.accountants import Accountant
-from hyfreedp.checks import check_choice, check_count, check_probability, check_type
+from hyfreedp.checks import check_choice, check_count, check_number, check_type
 
 Allocation = Literal["per_step", "constant"]
 Probe = Literal["look", "losses", "none"]
@@ -69,8 +69,8 @@ class NoiseSplit:
         if self.probe == "losses":
             counts["interval"] = check_count("interval", self.interval, 1, steps, "steps")
             counts["warmup_steps"] = check_count("warmup_steps", self.warmup_steps, 0, steps, "steps")
-        counts["sample_rate"] = check_probability("sample_rate", self.sample_rate, one_allowed=True)
-        counts["target_delta"] = check_probability("target_delta", self.target_delta)
+        counts["sample_rate"] = check_number("sample_rate", self.sample_rate, "(0, 1]")
+        counts["target_delta"] = check_number("target_delta", self.target_delta, "(0, 1)")
         counts["records_per_person"] = check_count(
             "records_per_person", self.records_per_person, 1, MOST_RECORDS_PER_PERSON, "the most accounted for"
         )

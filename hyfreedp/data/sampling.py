@@ -27,7 +27,7 @@ from torch.utils.data import (
 )
 from torch.utils.data._utils.collate import default_collate_fn_map
 
-from hyfreedp.checks import check_count, made_by
+from hyfreedp.checks import check_count, check_type, made_by
 from hyfreedp.data.batches import copied, is_plain, map_leaves, of_one_form, stack_records
 from hyfreedp.errors import LOOP_THAT_ENDS, BudgetExhausted
 from hyfreedp.noise import NoiseGenerator
@@ -235,8 +235,7 @@ def poisson_loader(
     arguments :class:`PoissonSampler` and :class:`OneByOne`. TypeError or ValueError if the loader cannot be
     Poisson-sampled, records are repeated too often, or ``owners`` do not fit.
     """
-    if not isinstance(loader, DataLoader):
-        raise TypeError(f"data_loader must be a torch DataLoader, got {type(loader).__name__}")
+    check_type("data_loader", loader, DataLoader, "a torch DataLoader")
     if isinstance(loader, PoissonLoader):
         raise ValueError(
             "data_loader is private already, as where a notebook's cell is run twice: give the plain DataLoader, and "

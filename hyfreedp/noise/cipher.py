@@ -35,9 +35,9 @@ def derive(key: bytes, *path: object) -> bytes:
     return hashlib.blake2b(repr(path).encode(), key=key, digest_size=32, person=b"hyfreedp noise 1").digest()
 
 
-def where(tensor: Tensor) -> torch.device:
-    """The device on which noise for ``tensor`` is drawn: its own if that computes noise, else the CPU."""
-    return tensor.device if computes_noise(tensor.device) else CPU
+def where(device: torch.device) -> torch.device:
+    """The device on which noise for tensors of a ``device`` is drawn: that if it computes noise, else the CPU."""
+    return device if computes_noise(device) else CPU
 
 
 @cache
@@ -145,7 +145,7 @@ def _to_host(tensors: Sequence[Tensor], key: bytes) -> list[Tensor]:
     parts = [tensor.detach().reshape(-1).contiguous() for tensor in tensors]
     if len({part.device for part in parts}) > 1:
         return [data for part in parts for data in _to_host([part], key)]
-    if not parts or where(parts[0]) == CPU:
+    if not parts or where(parts[0].device) == CPU:
         return [part.cpu() for part in parts]
     table = secret_table(key, parts[0].device)
     short = [compress(part, table) for part in parts]

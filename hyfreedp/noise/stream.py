@@ -34,7 +34,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hyfreedp.noise.cipher import Keystream, computes_noise, derive, universal_hash, where
+from hyfreedp.checks import check_type
+from hyfreedp.noise.cipher import Keystream, derive, universal_hash, where
 from hyfreedp.pytorch.devices import CPU
 
 _CHUNK = 2**16  # numbers drawn at a time on a CPU, so that they stay in its cache
@@ -90,7 +91,7 @@ class NoiseGenerator:
             if total.dtype not in (torch.float32, torch.float64):
                 raise ValueError(f"sums must be float32 or float64, got {total.dtype}: round after the noise is added")
         flat = [total.reshape(-1) for total in sums if total.numel()]  # a copy if the tensor is not contiguous
-        device = where(flat[0]) if flat else CPU
+        device = where(flat[0].device) if flat else CPU
         groups = list(_groups(flat, _CHUNK if device == CPU else _ACCELERATOR_CHUNK))
         joined = [group[0] if len(group) == 1 else torch.cat(group) for group in groups]
         shapes = [(str(total.dtype), tuple(total.shape)) for total in sums]
@@ -109,7 +110,7 @@ class NoiseGenerator:
 
     def normal(self, *shape: int, device: torch.device = CPU) -> Tensor:
         """New standard normal numbers, float64, on ``device`` if it computes noise, else on the CPU."""
-        device = device if computes_noise(device) else CPU
+        device = where(device)
         normals = _Normals(self._next_key("normal"), device, self.secure)
         drawn = torch.zeros(math.prod(shape), dtype=torch.float64, device=device)
         for piece in drawn.split(_CHUNK if device == CPU else _ACCELERATOR_CHUNK):
@@ -145,11 +146,7 @@ def as_generator(generator: NoiseGenerator | None) -> NoiseGenerator:
     """``generator``, or a new one from the operating system if None; TypeError for a torch generator, which is weak."""
     if generator is None:
         return NoiseGenerator()
-    if not isinstance(generator, NoiseGenerator):
-        raise TypeError(
-            f"generator must be a hyfreedp.NoiseGenerator or None, got {type(generator).__name__}: use "
-            "NoiseGenerator(seed) where a run must be reproducible"
-        )
+    check_type("generator", generator, NoiseGenerator, "a hyfreedp.NoiseGenerator, or None")
     return generator
 
 
