@@ -57,13 +57,11 @@ class PrivacyEngine:
         **unknown: Never,
     ) -> None:
         refuse_unknown(unknown, ("seed", "secure_noise", "process_group"))
-        if seed is not None:
-            NoiseGenerator(seed)  # checks the seed
+        NoiseGenerator(seed)  # checks the seed
         self._seed = seed
         self._secure_noise = check_flag("secure_noise", secure_noise)
         self._process_group = process_group
-        self._runs = 0
-        self._ledgers: list[PrivacyLedger] = []
+        self._ledgers: list[PrivacyLedger] = []  # one for each run that was made
 
     def make_private(self, **_: Any) -> NoReturn:
         """Refuse Opacus's method, which takes a noise multiplier: here probes share the budget with gradients."""
@@ -141,8 +139,8 @@ class PrivacyEngine:
         check_optimizer(optimizer)
         device = optimizer.param_groups[0]["params"][0].device
         processes = Processes(self._process_group, device)
-        processes.agree(seed=self._seed, run=self._runs, secure_noise=self._secure_noise)
-        generator = NoiseGenerator(self._seed, secure=self._secure_noise).child("run", self._runs)
+        processes.agree(seed=self._seed, run=len(self._ledgers), secure_noise=self._secure_noise)
+        generator = NoiseGenerator(self._seed, secure=self._secure_noise).child("run", len(self._ledgers))
         generator.load_state_dict(processes.gather(generator.state_dict())[0])
         with processes.all_or_none():
             loader = poisson_loader(
@@ -210,7 +208,6 @@ class PrivacyEngine:
         processes.copy_from_first(tensor for _, tensor in tensors)
         if device == CPU:
             keep_freed_memory()
-        self._runs += 1
         self._ledgers.append(private_optimizer.ledger)
         return module, private_optimizer, loader
 
