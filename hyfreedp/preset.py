@@ -111,7 +111,7 @@ def refuse_unknown(names: Iterable[str], known: Sequence[str]) -> None:
 
 
 def takes_preset_fields(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorator: refuse unknown arguments, neither the function's nor of :class:`Preset`, before missing ones."""
+    """Decorator: refuse what neither the function nor :class:`Preset` knows, before Python names what is missing."""
     own = [name for name, one in signature(function).parameters.items() if one.kind is Parameter.KEYWORD_ONLY]
 
     @wraps(function)

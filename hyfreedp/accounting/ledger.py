@@ -38,7 +38,7 @@ class PrivacyLedger:
 
     @property
     def released(self) -> list[list[int | None]]:
-        """All recorded releases, including those of steps after the position of a loaded state."""
+        """Each recorded step with its tags; once an older state was loaded also steps that are still to be repeated."""
         return [[step, *tags] for step, tags in self._released.items()]
 
     def check(self) -> None:

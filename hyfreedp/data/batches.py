@@ -233,7 +233,7 @@ def pieces(groups: Iterable[Group], size: PhysicalBatchSize) -> list[Group]:
 
 
 def token_budget(tokens_of: Callable[[Any], int], budget: int) -> Callable[[Any], int]:
-    """A function for ``max_physical_batch_size``: records with ``budget`` >= 1 tokens together; a longer one alone.
+    """A function for ``max_physical_batch_size``: as many records as have ``budget`` tokens together, but one at least.
 
     Args:
         tokens_of: returns the number of tokens of a record, from its shape, not its values, such as

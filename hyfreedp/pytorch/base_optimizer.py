@@ -17,6 +17,10 @@ def trainable(optimizer: torch.optim.Optimizer) -> list[Any]:
     return [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
 
 
+def _rates_of(optimizer: torch.optim.Optimizer) -> list[float]:
+    return [float(group["lr"]) for group in optimizer.param_groups]
+
+
 class BaseOptimizer:
     """Holds a torch optimizer, steps it at a given rate, and refuses its own ``step``, which would use raw gradients.
 
@@ -39,16 +43,15 @@ class BaseOptimizer:
     def __init__(self, optimizer: torch.optim.Optimizer, module: nn.Module, learned: bool, decays: bool) -> None:
         self.optimizer = optimizer
         before: BaseOptimizer | None = getattr(optimizer, "_private_owner", None)
-        if before is not None and self.note_rates() == before._rates:
+        if before is not None and _rates_of(optimizer) == before._rates:
             for group, rate in zip(optimizer.param_groups, before._given, strict=True):
                 group["lr"] = rate
-        rates = self.note_rates()
+        self._rates = self._given = rates = _rates_of(optimizer)
         if not all(rate > 0 for rate in rates):
             raise ValueError(f"optimizer must have positive learning rates (their ratios are kept), got {rates}")
         self.eta = rates[0]
         self.follows = not (learned or decays)
         self._learned = learned
-        self._given: list[float] = rates
         self.parameters = trainable(optimizer)
         self._module = module
         self._ratios = [rate / rates[0] for rate in rates]
@@ -97,32 +100,29 @@ class BaseOptimizer:
             for parameter in group["params"]:
                 parameter.grad = None
 
-    def note_rates(self) -> list[float]:
-        """Remember the groups' current rates as set by this wrapper; returns them."""
-        self._rates = [float(group["lr"]) for group in self.optimizer.param_groups]
-        return self._rates
+    def note_rates(self) -> None:
+        """Remember the groups' current rates as set by this wrapper."""
+        self._rates = _rates_of(self.optimizer)
 
     def sync_scheduler(self) -> None:
         """Handle rates that something else, such as a torch scheduler, has set since the last step.
 
         If the rate is learned, they are ignored, with a warning; if the run has a decay of its own, ValueError.
         """
-        mine, owner = self._rates, self.optimizer._private_owner  # type: ignore[attr-defined]
-        if self.follows or owner is not self or self.note_rates() == mine or self._warned:
+        owner = self.optimizer._private_owner  # type: ignore[attr-defined]
+        if self.follows or self._warned or owner is not self or _rates_of(self.optimizer) == self._rates:
             return
-        if self._learned:
-            self._warned = True
-            warnings.warn(
-                "a group's 'lr' was set, as by a learning-rate scheduler, but this run learns its rate: leave the "
-                "scheduler out, or choose preset='fixed' to set the rate yourself",
-                stacklevel=4,
-            )
-        else:
-            self._rates = mine
+        if not self._learned:
             raise ValueError(
                 "a group's 'lr' was set, as by a learning-rate scheduler, in a run with a decay of its own: pass "
                 "decay='none' to make_private_with_epsilon, or leave the scheduler out"
             )
+        self._warned = True
+        warnings.warn(
+            "a group's 'lr' was set, as by a learning-rate scheduler, but this run learns its rate: leave the "
+            "scheduler out, or choose preset='fixed' to set the rate yourself",
+            stacklevel=4,
+        )
 
     def step(self, eta: float) -> None:
         """One step with rate ``eta`` for the first group, and proportional rates for the others."""
