@@ -150,7 +150,7 @@ def test_parameters_cannot_be_added_and_the_base_optimizers_own_step_stays_refus
     lr_scheduler.ExponentialLR(old, 0.5)
     with pytest.raises(RuntimeError, match="own step would train on raw gradients"):
         old.step()
-    with pytest.raises(RuntimeError, match="add_param_group belongs before make_private_with_epsilon"):
+    with pytest.raises(RuntimeError, match="add_param_group before make_private_with_epsilon"):
         optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(2))]})
     assert len(optimizer.param_groups) == 1
 
