@@ -22,7 +22,15 @@ from hyfreedp.gradients.clipping import Clipping, bounded_factors
 from hyfreedp.gradients.guard import unchanged
 from hyfreedp.gradients.isolation import SingleSample, masks_traced
 from hyfreedp.gradients.mapped import Gradients, Pass
-from hyfreedp.gradients.per_sample import MEMORY_BUDGET, Instantiated, inexact_norms, norms_of, sum_in_blocks, widened
+from hyfreedp.gradients.per_sample import (
+    MEMORY_BUDGET,
+    Instantiated,
+    Parts,
+    norms_of,
+    side_by_side,
+    sum_in_blocks,
+    widened,
+)
 from hyfreedp.gradients.pieces import Begin, Decisions, Partition, Piece, Regroup
 from hyfreedp.pytorch.devices import without_autocast
 from hyfreedp.pytorch.layers import parameters_of
@@ -87,7 +95,10 @@ class GradientEngine:
             for rows, values, gradients in computed:
                 chosen = None if weights is None else weights[rows.to(weights.device, non_blocking=True)]
                 losses.append(values.detach())
-                norms.append(self._add_clipped(gradients, values, chosen))
+                if not gradients:
+                    raise Refused(_NO_GRADIENT)
+                with without_autocast(self.device):  # it would round the sums
+                    norms.append(self._add_clipped(side_by_side(gradients), chosen))
         return partition.in_order(losses, self.device), partition.in_order(norms, self.device)
 
     @torch.no_grad()
@@ -202,30 +213,27 @@ class GradientEngine:
             found = zip(trained, _plain_gradients(value, trained), strict=True)
         return value.detach(), {p: Instantiated(g[None]) for p, g in found if g is not None}
 
-    def _add_clipped(self, gradients: Gradients, losses: Tensor, weights: Tensor | None) -> Tensor:
-        """Add sum_i w_i c_i g_i to the sums; returns the norms (n,). Empties ``gradients``, to free memory early.
+    def _add_clipped(self, parts: Parts, weights: Tensor | None) -> Tensor:
+        """Add sum_i w_i c_i g_i to the sums; returns the norms (n,). Empties ``parts``, to free memory early.
 
         From the second piece on sums are float64: rounding errors of many pieces could add up to more than a clip.
         """
-        if not gradients:
-            raise Refused(_NO_GRADIENT)
-        with without_autocast(losses.device):  # it would round the sums
-            norms = norms_of(gradients.values(), losses)
-            inexact = inexact_norms(gradients.values(), norms)
-            kept = norms.isfinite() & ~inexact  # others are left out, not multiplied by 0, since 0 * NaN is NaN
-            if not (all_kept := bool(kept.all())):  # waits for the device
-                fitting = max(1, self.memory_budget // sum(4 * p.numel() for p in gradients))
-                for some in inexact.nonzero()[:, 0].split(fitting):
-                    parts = {p: g.select(some).instantiate() for p, g in gradients.items()}
-                    whole: Gradients = {p: Instantiated(widened(part)) for p, part in parts.items()}
-                    norms[some] = self._add_clipped(whole, losses[some], None if weights is None else weights[some])
-            factors = bounded_factors(self.clipping, norms if all_kept else norms[kept], self.sensitivity)
-            if weights is not None:
-                factors = factors * (weights if all_kept else weights[kept]).to(factors)
-            for p in list(gradients) if len(factors) else ():
-                g = gradients.pop(p)
-                added = sum_in_blocks(g if all_kept else g.select(kept), factors).view_as(p)
-                self._sums[p] = self._sums[p].double().add_(added) if p in self._sums else widened(added).contiguous()
+        norms, inexact = norms_of([g for _, g in parts])
+        kept = norms.isfinite() & ~inexact  # others are left out, not multiplied by 0, since 0 * NaN is NaN
+        if not (all_kept := bool(kept.all())):  # waits for the device
+            fitting = max(1, self.memory_budget // sum(4 * p.numel() for of, _ in parts for p in of))
+            for some in inexact.nonzero()[:, 0].split(fitting):
+                whole: Parts = [(of, Instantiated(widened(g.select(some).instantiate()))) for of, g in parts]
+                norms[some] = self._add_clipped(whole, None if weights is None else weights[some])
+        factors = bounded_factors(self.clipping, norms if all_kept else norms[kept], self.sensitivity)
+        if weights is not None:
+            factors = factors * (weights if all_kept else weights[kept]).to(factors)
+        while parts and len(factors):
+            of, g = parts.pop()
+            added = sum_in_blocks(g if all_kept else g.select(kept), factors).flatten()
+            for p, own in zip(of, added.split([p.numel() for p in of]), strict=True):
+                own = own.view_as(p)
+                self._sums[p] = self._sums[p].double().add_(own) if p in self._sums else widened(own)
         return norms
 
 

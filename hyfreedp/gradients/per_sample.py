@@ -9,15 +9,18 @@ T the gradient itself takes less memory or time than its factors, and is kept in
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from functools import cached_property, reduce
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 # Bytes of gradients that a backward pass may keep for speed; beyond, only those no larger than their factors are kept.
 MEMORY_BUDGET = 2**28
-_LARGEST_RELATIVE_ERROR = 1e-3  # of a squared norm from factors; beyond, the gradient is instantiated
+_WIDE = (torch.float32, torch.float64)
+_SMALL = 2**12  # entries of a parameter whose gradients join those of others
+_LARGEST_RELATIVE_ERROR = 1e-3  # of a squared norm from factors; beyond, the gradient is kept instead
+_FORMED = 2**24  # entries of gradients that are formed at a time, for their norms alone
 _BLOCK = 256  # numbers that are summed one after the other
 SQUARES = 2**18  # most in one float32 sum, which then lacks a 2000th of them at most, and a longer one any share
 _LONGEST = 4096  # of these on an accelerator, whose products add up all tokens in turn, and where each call takes time
@@ -62,6 +65,9 @@ class PerSampleGradients(ABC):
     def norm_error(self) -> Tensor | None:
         """An upper bound of the rounding error of ``squared_norms``, shape (B,); None if it is negligible."""
         return None
+
+
+Parts = list[tuple[list[nn.Parameter], PerSampleGradients]]  # with the parameters whose gradients they are
 
 
 class Instantiated(PerSampleGradients):
@@ -119,18 +125,26 @@ class OuterProducts(PerSampleGradients):
 
     @cached_property
     def _norms_and_error(self) -> tuple[Tensor, Tensor | None]:
-        """Squared norms, and a bound of their rounding error, which is large only if tokens cancel."""
+        """Squared norms, and a bound of their rounding error or the sums', which is large only if tokens cancel."""
         left, right = widened(self.left), widened(self.right)
+        tokens, p, d = *left.shape[1:], right.shape[2]
         tiny = torch.finfo(left.dtype).tiny  # squares below it underflow to zero: norms get what they may lack
-        if left.shape[1] == 1:
+        if tokens == 1:
             lefts, rights = (squared_row_norms(t[:, 0]) + t.shape[2] * tiny for t in (left, right))
             return lefts * rights, None
+        rounding = relative_rounding(p, d, left.dtype)
+        if tokens * rounding > _LARGEST_RELATIVE_ERROR:  # of Gram matrices, even if no tokens cancel
+            fitting = max(1, _FORMED // (p * d))
+            slices = (slice(start, start + fitting) for start in range(0, len(left), fitting))
+            norms = torch.cat([squared_row_norms(self.select(some).instantiate().flatten(1)) for some in slices])
+            uncancelled = (torch.linalg.vector_norm(left, dim=2) * torch.linalg.vector_norm(right, dim=2)).sum(1)
+            return norms, 2 * tokens**0.5 * torch.finfo(left.dtype).eps * uncancelled * norms.sqrt()
         left_gram, right_gram = _gram(left), _gram(right)
-        lefts, rights = (gram.diagonal(dim1=1, dim2=2) for gram in (left_gram, right_gram))
-        uncancelled = (lefts * rights).sqrt().sum(1).square()  # the squared norms if no tokens cancelled
-        lacking = left.shape[1:].numel() * tiny * rights.sum(1) + right.shape[1:].numel() * tiny * lefts.sum(1)
-        norms = (left_gram * right_gram).sum((1, 2)).clamp(min=0) + lacking
-        return norms, relative_rounding(left.shape[2], right.shape[2], left.dtype) * uncancelled
+        for gram, t in ((left_gram, left), (right_gram, right)):
+            gram.diagonal(dim1=1, dim2=2).add_(t.shape[1:].numel() * tiny)
+        products = left_gram.mul_(right_gram)
+        uncancelled = products.diagonal(dim1=1, dim2=2).sqrt().sum(1).square()  # the norms if no tokens cancelled
+        return products.sum((1, 2)).clamp_(min=0), uncancelled.mul_(rounding)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         left, right = widened(self.left), widened(self.right)
@@ -169,8 +183,8 @@ def keeps_factors(tokens: int, p: int, d: int, fits: bool = False) -> bool:
     A larger one is kept if it ``fits`` into memory and saves time. Factors take T^2 (p + d) multiplications for the
     norms and T p d for the weighted sum. The gradient takes T p d to be formed, and each of its p d entries is written
     once and read twice, which takes the time of c p d multiplications; c was measured in steps of a ViT and a GPT on a
-    CPU. So the gradient is faster if T^2 (p + d) > c p d. It is, too, if so many tokens that neither agree nor cancel
-    make norms inexact, for which it would be instantiated in the end. With T = 1 factors are best.
+    CPU. So the gradient is faster if T^2 (p + d) > c p d. It is, too, if there are so many tokens that Gram
+    matrices would be inexact, since gradients are then formed for their norms anyway. With T = 1 factors are best.
     """
     smaller = p * d <= tokens * (p + d)
     inexact = tokens * relative_rounding(p, d) > _LARGEST_RELATIVE_ERROR
@@ -178,25 +192,32 @@ def keeps_factors(tokens: int, p: int, d: int, fits: bool = False) -> bool:
     return tokens == 1 or not (smaller or faster)
 
 
-def inexact_norms(gradients: Iterable[PerSampleGradients], norms: Tensor) -> Tensor:
-    """Which of the samples, a boolean mask (B,), have a gradient whose norm may be inexact because tokens cancel.
+def side_by_side(gradients: dict[nn.Parameter, PerSampleGradients]) -> Parts:
+    """Gradients and whose they are. Small ones become one row of each sample, since every call of torch takes time.
 
-    They must be instantiated: the form of a gradient depends on the other samples in the batch; with exact norms the
-    clipped sum does not.
+    Empties ``gradients``, so that each can be freed on its own.
     """
-    found = torch.zeros_like(norms, dtype=torch.bool)
-    for g in gradients:
-        if (error := g.norm_error) is not None:
-            found |= error > _LARGEST_RELATIVE_ERROR * g.squared_norms
-    return found
+    small = [p for p, g in gradients.items() if isinstance(g, Instantiated) and 0 < p.numel() <= _SMALL]
+    rows = [widened(gradients.pop(p).instantiate().reshape(-1, p.numel())) for p in small]
+    joined: Parts = [(small, Instantiated(torch.cat(rows, 1)))] if small else []
+    return joined + [([p], gradients.pop(p)) for p in list(gradients)]
 
 
-def norms_of(gradients: Iterable[PerSampleGradients], losses: Tensor) -> Tensor:
-    """||g_i|| over several parameters together, shape (B,), float32 or wider, inf where not finite."""
-    zeros = torch.zeros_like(losses, dtype=torch.promote_types(losses.dtype, torch.float32))
-    squared = sum((g.squared_norms for g in gradients), start=zeros)
+def norms_of(gradients: Sequence[PerSampleGradients]) -> tuple[Tensor, Tensor]:
+    """||g_i|| over several parameters together, (B,), float32 or wider, inf where not finite; and which are inexact.
+
+    A norm may be inexact, a boolean (B,), because tokens of a parameter cancel. Such samples' gradients must be
+    instantiated: the form of a gradient depends on the other samples in the batch; with exact norms the clipped sum
+    does not.
+    """
+    squares = torch.stack([g.squared_norms for g in gradients])
     # Rounding may leave a tiny negative square; an overflow or NaN makes the norm inf and the factor 0.
-    return squared.clamp(min=0).sqrt().nan_to_num(nan=torch.inf, posinf=torch.inf).detach()
+    norms = squares.sum(0).clamp_(min=0).sqrt_().nan_to_num_(nan=torch.inf, posinf=torch.inf)
+    uncertain = [(g.squared_norms, error) for g in gradients if (error := g.norm_error) is not None]
+    if not uncertain:
+        return norms, torch.zeros_like(norms, dtype=torch.bool)
+    exact, errors = (torch.stack(each) for each in zip(*uncertain, strict=True))
+    return norms, (errors > _LARGEST_RELATIVE_ERROR * exact).any(0)
 
 
 def sum_in_blocks(gradients: PerSampleGradients, weights: Tensor) -> Tensor:
@@ -220,7 +241,7 @@ def relative_rounding(p: int, d: int, dtype: torch.dtype = torch.float32) -> flo
 
 def widened(t: Tensor) -> Tensor:
     """``t`` in float32, or in its own type if that is wider."""
-    return t.to(torch.promote_types(t.dtype, torch.float32))
+    return t if t.dtype in _WIDE else t.to(torch.promote_types(t.dtype, torch.float32))
 
 
 def sum_to(t: Tensor, kept: int) -> Tensor:
@@ -231,10 +252,11 @@ def sum_to(t: Tensor, kept: int) -> Tensor:
 
 def squared_row_norms(x: Tensor) -> Tensor:
     """Squared norms of the rows of (N, d), shape (N,), float32 or wider."""
-    dtype, parts = torch.promote_types(x.dtype, torch.float32), x.split(SQUARES, 1)
-    return reduce(torch.add, (torch.linalg.vector_norm(part, dim=1, dtype=dtype).square() for part in parts))
+    parts = x.split(SQUARES, 1) if x.shape[1] > SQUARES else [x]
+    squares = (torch.linalg.vector_norm(part, dim=1, dtype=widened(x[:0]).dtype).square() for part in parts)
+    return reduce(torch.add, squares)
 
 
 def _gram(x: Tensor) -> Tensor:
     """Inner products (B, T, T) of the rows of (B, T, d)."""
-    return reduce(torch.add, (part @ part.mT for part in x.split(SQUARES, 2)))
+    return reduce(torch.add, (part @ part.mT for part in (x.split(SQUARES, 2) if x.shape[2] > SQUARES else [x])))

@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from hyfreedp.gradients import AutomaticClipping, make_engine
 from hyfreedp.gradients.mapped import Pass
-from hyfreedp.gradients.per_sample import Instantiated, OuterProducts, keeps_factors
+from hyfreedp.gradients.per_sample import Instantiated, OuterProducts, keeps_factors, norms_of
 from hyfreedp.gradients.pieces import Partition
 
 
@@ -31,6 +31,17 @@ def test_the_route_is_the_cheaper_by_counted_multiplications(tokens, p, d) -> No
     smaller = factors.instantiate().numel() <= factors.left.numel() + factors.right.numel()
     assert keeps_factors(tokens, p, d, True) == (by_factors <= by_gradients and not smaller)
     assert keeps_factors(tokens, p, d) == (not smaller)
+
+
+def test_norms_of_many_tokens_are_those_of_formed_gradients() -> None:
+    """Gram matrices of 197 tokens are inexact: what did not fit into memory was computed anew, at 14 plain steps."""
+    left, right = torch.randn(3, 197, 384), torch.randn(3, 197, 1536)
+    left[2, 99:], right[2, 99:] = 2 * left[2, :98], -0.5 * right[2, :98]  # tokens 99 to 196 undo 98 others
+    left[2, 98] = 0
+    factors = OuterProducts(left, right)
+    squares = (left.double().mT @ right.double()).flatten(1).square().sum(1)
+    torch.testing.assert_close(factors.squared_norms[:2].double(), squares[:2], rtol=1e-5, atol=0)
+    assert norms_of([factors])[1].tolist() == [False, False, True]
 
 
 def test_a_pass_instantiates_within_its_room_and_is_exact_with_any() -> None:
