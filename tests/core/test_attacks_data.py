@@ -70,7 +70,7 @@ def test_repeated_records_are_refused_or_paid_for(case):
 
 
 def test_a_mask_is_no_subset():
-    with pytest.raises(ValueError, match=r"integers, got bool: of a mask take mask\.nonzero"):  # else records 0 and 1
+    with pytest.raises(ValueError, match=r"integers, got bool: give mask\.nonzero"):  # else records 0 and 1
         wired(Subset(make_data(), torch.arange(40) % 2 == 0))
 
 
