@@ -168,8 +168,8 @@ class PrivacyEngine:
             split = calibrate_noise(**terms) if split is None else recounted(split, **terms)
             plan = RunPlan(settings, split)
             clipping = _check_clipping(clipping, private)
-            expected_batch_size = sampler.sample_rate * sampler.num_records
-            noise_std = split.sigma_gradient * clipping.sensitivity / expected_batch_size if private else 0.0
+            noise_std = split.sigma_gradient * clipping.sensitivity if private else 0.0
+            noise_std /= sampler.sample_rate * sampler.num_records
             rate_learner = _make_rate_learner(plan, module, optimizer, noise_std)
         tensors = [*module.named_parameters(), *module.named_buffers()]
         processes.agree(
@@ -199,7 +199,6 @@ class PrivacyEngine:
             rate_learner=rate_learner,
             sampler=sampler,
             generator=generator.child("noise"),
-            expected_batch_size=expected_batch_size,
             max_physical_batch_size=max_physical_batch_size,
             diagnostics=diagnostics,
             without_guarantee=without_guarantee,

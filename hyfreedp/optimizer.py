@@ -56,7 +56,6 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
         rate_learner: learns the rate as the plan says; None uses the base optimizer's own rates.
         sampler: the Poisson sampler of the loader whose batches :meth:`step` takes.
         generator: of the noise of gradients and probes; each step has its own key.
-        expected_batch_size: sample rate times number of records.
         processes: those that train this model together, with the same arguments.
     """
 
@@ -70,7 +69,6 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
         rate_learner: RateLearner | None,
         sampler: PoissonSampler,
         generator: NoiseGenerator,
-        expected_batch_size: float,
         max_physical_batch_size: PhysicalBatchSize = None,
         diagnostics: bool = False,
         without_guarantee: bool = False,
@@ -87,7 +85,7 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
             lambda: self._base.eta if plan.decays else float(self.param_groups[0]["lr"])
         )
         self.ledger = PrivacyLedger(plan.split)
-        self.expected_batch_size = expected_batch_size
+        self.expected_batch_size = sampler.sample_rate * sampler.num_records
         self.max_physical_batch_size = size
         self.diagnostics = diagnostics
         self.processes = processes
