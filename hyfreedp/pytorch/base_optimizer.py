@@ -43,10 +43,13 @@ class BaseOptimizer:
     def __init__(self, optimizer: torch.optim.Optimizer, module: nn.Module, learned: bool, decays: bool) -> None:
         self.optimizer = optimizer
         before: BaseOptimizer | None = getattr(optimizer, "_private_owner", None)
-        if before is not None and _rates_of(optimizer) == before._rates:
-            for group, rate in zip(optimizer.param_groups, before._given, strict=True):
+        rates = _rates_of(optimizer)
+        if before is not None and rates == before._rates:
+            rates = before._given
+            for group, rate in zip(optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate
-        self._rates = self._given = rates = _rates_of(optimizer)
+        self._given: list[float] = rates
+        self._rates: list[float] = rates
         if not all(rate > 0 for rate in rates):
             raise ValueError(f"optimizer must have positive learning rates (their ratios are kept), got {rates}")
         self.eta = rates[0]
