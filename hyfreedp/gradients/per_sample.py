@@ -132,8 +132,7 @@ class OuterProducts(PerSampleGradients):
         if tokens == 1:
             lefts, rights = (squared_row_norms(t[:, 0]) + t.shape[2] * tiny for t in (left, right))
             return lefts * rights, None
-        rounding = relative_rounding(p, d, left.dtype)
-        if tokens * rounding > _LARGEST_RELATIVE_ERROR:  # of Gram matrices, even if no tokens cancel
+        if forms_norms(tokens, p, d):
             fitting = max(1, _FORMED // (p * d))
             slices = (slice(start, start + fitting) for start in range(0, len(left), fitting))
             norms = torch.cat([squared_row_norms(self.select(some).instantiate().flatten(1)) for some in slices])
@@ -144,7 +143,7 @@ class OuterProducts(PerSampleGradients):
             gram.diagonal(dim1=1, dim2=2).add_(t.shape[1:].numel() * tiny)
         products = left_gram.mul_(right_gram)
         uncancelled = products.diagonal(dim1=1, dim2=2).sqrt().sum(1).square()  # the norms if no tokens cancelled
-        return products.sum((1, 2)).clamp_(min=0), uncancelled.mul_(rounding)
+        return products.sum((1, 2)).clamp_(min=0), uncancelled.mul_(relative_rounding(p, d, left.dtype))
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         left, right = widened(self.left), widened(self.right)
@@ -177,19 +176,20 @@ def products(left: Tensor, right: Tensor) -> OuterProducts:
 def keeps_factors(tokens: int, p: int, d: int, fits: bool = False) -> bool:
     """Whether to keep T = ``tokens`` pairs of vectors of lengths p and d per sample, or else their product (p, d).
 
-    Per sample, the factors are T (p + d) numbers and the gradient is p d. A gradient that is not larger is kept: it
-    saves memory, and takes T p d multiplications, no more than the T^2 (p + d) of the Gram matrices for the norm.
-
-    A larger one is kept if it ``fits`` into memory and saves time. Factors take T^2 (p + d) multiplications for the
-    norms and T p d for the weighted sum. The gradient takes T p d to be formed, and each of its p d entries is written
-    once and read twice, which takes the time of c p d multiplications; c was measured in steps of a ViT and a GPT on a
-    CPU. So the gradient is faster if T^2 (p + d) > c p d. It is, too, if there are so many tokens that Gram
-    matrices would be inexact, since gradients are then formed for their norms anyway. With T = 1 factors are best.
+    Per sample, factors are T (p + d) numbers and the gradient is p d. One that is not larger is kept: it takes less
+    memory, and no more multiplications. A larger one is kept if it ``fits`` and is formed for its norm anyway.
     """
-    smaller = p * d <= tokens * (p + d)
-    inexact = tokens * relative_rounding(p, d) > _LARGEST_RELATIVE_ERROR
-    faster = fits and (inexact or _MULTIPLICATIONS_PER_ENTRY * p * d < tokens**2 * (p + d))
-    return tokens == 1 or not (smaller or faster)
+    return tokens == 1 or (p * d > tokens * (p + d) and not (fits and forms_norms(tokens, p, d)))
+
+
+def forms_norms(tokens: int, p: int, d: int) -> bool:
+    """Whether gradients are formed for their norms, so that these do not depend on whether they fit into memory.
+
+    Factors take T^2 (p + d) multiplications for them. Gradients take T p d, and the time of c p d to be written once
+    and read twice (c: of a ViT and a GPT on a CPU). Gram matrices of many tokens are inexact, even if none cancel.
+    """
+    slow = _MULTIPLICATIONS_PER_ENTRY * p * d < tokens**2 * (p + d)
+    return slow or tokens * relative_rounding(p, d) > _LARGEST_RELATIVE_ERROR
 
 
 def side_by_side(gradients: dict[nn.Parameter, PerSampleGradients]) -> Parts:
