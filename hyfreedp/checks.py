@@ -26,7 +26,7 @@ def check_choice(name: str, value: Any, choices: Any) -> None:
 
 
 def check_number(name: str, value: Any, within: str = "[-inf, inf]") -> float:
-    """``value`` as a float in an interval, as "(0, 1]": of the numbers above 0 and up to 1. NaN is refused."""
+    """``value`` as a float in an interval, such as "(0, 1]", the numbers above 0 and up to 1; NaN is refused."""
     if not isinstance(value, numbers.Real) or isinstance(value, bool) or math.isnan(value):
         raise ValueError(f"{name} must be a number, got {value!r}")
     number, (low, high) = float(value), map(float, within[1:-1].split(","))
@@ -159,7 +159,7 @@ def _check_unwrapped(module: nn.Module) -> None:
             )
         if is_of("opacus.grad_sample", layer) or hasattr(layer, "autograd_grad_sample_hooks"):
             raise ValueError(
-                f"module must not have Opacus's hooks, but layer {name!r} has: give its .to_standard_module()"
+                f"module must not have Opacus's hooks, but layer {name!r} has: give the wrapper's .to_standard_module()"
             )
         if is_of("torch.distributed.fsdp", layer):
             raise ValueError(f"module must be whole on every process, but layer {name!r} is split by FSDP")

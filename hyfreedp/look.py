@@ -173,7 +173,7 @@ class LookedRate(RateLearner):
         ratios = [(float(group["lr"]) / first, group["params"]) for group in groups] if first > 0 else []
         self._ratios = [ratio for ratio, parameters in ratios for p in parameters if p.requires_grad]
         displacement, proportional = displacement_per_gradient(optimizer, steps)
-        self._reach = math.sqrt(steps) * displacement  # by the noise of the run, at a rate and a noise of 1
+        self._reach = math.sqrt(steps) * displacement  # of a coordinate, by the run's noise, at rate and noise 1
         momentum = float(groups[0].get("momentum", 0.0))
         self._to_come = {t: noise_to_come(schedule, t, momentum) for t in looks}
         # Size of a private gradient's coordinates: public where there is noise, else the first gradient's.

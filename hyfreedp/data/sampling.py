@@ -105,7 +105,7 @@ class PoissonSampler(Sampler[Drawn]):
     def check_drawn(self, samples: int) -> None:
         """Refuse a batch of so many samples unless the loader yielded the batch of the next step, of that size.
 
-        None may be skipped, as where it is empty or its step failed: that would tell something about it.
+        None may be skipped, even if it is empty or its step failed: that would tell something about it.
         """
         step, size = self.given or (None, 0)
         if step != self.position:
