@@ -13,7 +13,6 @@ from dp_accounting.pld import PLDAccountant
 from dp_accounting.pld.privacy_loss_distribution import from_mixture_gaussian_mechanism
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from opacus.accountants import RDPAccountant
 from scipy import optimize
 from scipy.stats import binom, norm
 
@@ -233,17 +232,6 @@ def test_agrees_with_dp_accounting_pld(allocation):
     for delta in (1e-6, 1e-4):
         reference = PLDAccountant().compose(ComposedDpEvent(events)).get_epsilon(delta)
         assert epsilon(split, target_delta=delta) == pytest.approx(reference, abs=1e-4)
-
-
-def test_agrees_with_opacus_rdp():
-    """At the reference setting of design.md: N = 50,000, B = 1,000, T = 250, K = 5. Orders differ a little."""
-    plan = dict(target_delta=50_000**-1.1, sample_rate=0.02, steps=250, probe="losses", interval=5, gamma=1.01)
-    split = calibrate_noise(target_epsilon=3.0, **plan, **PAPER, accountant="rdp")
-    opacus = RDPAccountant()
-    opacus.history = [(split.sigma_gradient, 0.02, 200), (effective(split), 0.02, 50)]
-    alphas = [*RDPAccountant.DEFAULT_ALPHAS, 128, 256, 512, 1024]
-    assert epsilon(split) == pytest.approx(opacus.get_epsilon(delta=split.target_delta, alphas=alphas), rel=0.02)
-    assert epsilon(split, accountant="pld") < epsilon(split)
 
 
 # ---- the plan and its record ---------------------------------------------------------------------------------------
