@@ -378,34 +378,12 @@ def test_what_a_loss_may_do(name) -> None:
     assert all(map(torch.equal, before, example.batch))  # whatever it wrote into its record
 
 
-# -- what is refused ---------------------------------------------------------------------------------------------------
+# -- what is kept ------------------------------------------------------------------------------------------------------
 
 
-def keeps() -> Loss:
-    """Adds what it kept of the record before, or of the batch."""
+def test_a_loss_of_another_pass_is_refused() -> None:
     kept: list[Tensor] = []
-
-    def loss(m: nn.Module, x: Tensor, k: Tensor) -> Tensor:
-        if x.sum() < 0:
-            kept.append(m(x).abs())
-        return m(x).sum() + sum(one.sum() for one in kept)
-
-    return loss
-
-
-def returns_kept() -> Loss:
-    kept: list[Tensor] = []
-
-    def loss(m: nn.Module, x: Tensor, k: Tensor) -> Tensor:
-        kept.append(m(x).sum())
-        return kept[0]
-
-    return loss
-
-
-@pytest.mark.parametrize("keeping", [keeps, returns_kept])
-def test_what_another_record_could_reach_is_refused(keeping) -> None:
-    example = example_of(keeping())
+    example = example_of(lambda m, x, k: kept.append(m(x).sum()) or kept[0])
     with pytest.raises(Refused, match="uses a tensor of another pass"):
         for _ in range(2):
             example.by_engine(make_engine(example.model, AutomaticClipping()))
