@@ -45,14 +45,10 @@ def of_losses(change):
     return lambda model: lambda b: change(cross_entropy(model)(b), b)
 
 
-def trimmed(share, largest):
-    """As co-teaching and the mining of hard examples have it: zero for those of the largest, or smallest, losses."""
-
-    def kept(losses, batch):
-        rows = losses.detach().topk(math.ceil(len(losses) * (1 - share)), largest=largest).indices
-        return losses * torch.zeros_like(losses).scatter(0, rows, 1.0)
-
-    return of_losses(kept)
+def trimmed(losses, batch):
+    """As the mining of hard examples has it: zero for the smaller losses."""
+    rows = losses.detach().topk(math.ceil(len(losses) / 2)).indices
+    return losses * torch.zeros_like(losses).scatter(0, rows, 1.0)
 
 
 def mixed_up(model):
@@ -101,7 +97,6 @@ def routed(model):
 MIXING = {
     "centred": of_inputs(lambda x: x - x.mean(0)),
     "centred by a branch on the size": of_inputs(lambda x: x - x.mean(0) if len(x) % 2 else x),
-    "standardised": of_inputs(lambda x: (x - x.mean(0)) / (x.var(0, unbiased=False) + 1e-3).sqrt()),
     "batch norm of functions": of_inputs(lambda x: F.batch_norm(x[:, None], None, None, training=True)[:, 0]),
     "brought down": of_inputs(lambda x: x / max(1.0, float(x.abs().max()) / 10)),
     "faded by places": of_inputs(lambda x: x * torch.arange(1, len(x) + 1)[:, None]),
@@ -111,9 +106,7 @@ MIXING = {
     "shifted": shifted,
     "contrasted": contrasted,
     "routed": routed,
-    "hard ones": trimmed(0.5, largest=True),
-    "easy ones": trimmed(0.5, largest=False),
-    "counted": of_losses(lambda losses, b: losses / (b[1][:, None] == b[1]).sum(1)),
+    "hard ones": of_losses(trimmed),
     "binned": of_losses(lambda losses, b: losses / torch.bincount(b[1], minlength=3)[b[1]]),
     "divided": of_losses(lambda losses, b: losses / len(losses)),
     "skipped": of_losses(lambda losses, b: losses.where((losses < 5).all(), 0.0)),
@@ -160,10 +153,6 @@ def excepted(model):
         return cross_entropy(model)((sign * b[0], b[1]))
 
     return loss
-
-
-def texts(say):
-    return of_inputs(lambda x: x * (-1 if "e+" in say(x) else 1))
 
 
 def read(value):
@@ -242,8 +231,7 @@ ROUTES = {
     "an error that is caught": tried,
     "a decision within a try": excepted,
     "a batch that is written to": written,
-    "texts": texts(str),
-    "texts with formats": texts(lambda x: f"{x}"),
+    "texts with formats": of_inputs(lambda x: x * (-1 if "e+" in f"{x}" else 1)),
     "representations": of_inputs(lambda x: x * (-1) ** len(repr(x))),
     "NumPy": read(lambda x: np.sort(np.asarray(x), 0).mean()),
     "DLPack": read(lambda x: torch.from_dlpack(x).mean()),
@@ -317,10 +305,6 @@ def gated():
     return model
 
 
-class MaxDropout(Built):
-    """Takes its scale from the whole batch where it trains; its name is that of layers that rest."""
-
-
 TOLD = {
     "Opacus's attention": lambda: attentive(DPMultiheadAttention),
     "torch's attention": lambda: attentive(nn.MultiheadAttention),
@@ -328,7 +312,7 @@ TOLD = {
 }
 HIDDEN = {
     "a closed branch": gated,
-    "a layer that mixes in training": lambda: network(MaxDropout(lambda m, x: x / x.abs().max() if m.training else x)),
+    "a layer that mixes in training": lambda: network(Built(lambda m, x: x / x.abs().max() if m.training else x)),
 }
 
 
