@@ -1,6 +1,5 @@
 """Clipped sums of small plain models against a loop over samples, and on awkward batches."""
 
-import copy
 import gc
 import math
 from contextlib import suppress
@@ -12,7 +11,6 @@ from cases import each
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import Example, assert_exact, biases_only, conv1d_net, groupnorm_convnet, mlp, tied_language_model
-from opacus import GradSampleModule
 from torch import Tensor, nn
 from twins import Built
 
@@ -35,19 +33,6 @@ def test_biases_and_heads(build, head) -> None:
     example = build()
     biases_only(example.model, head)
     assert_exact(example)
-
-
-@pytest.mark.parametrize("build", [mlp, conv1d_net])
-def test_equals_opacus(build) -> None:
-    example = build()
-    for layer in example.model:
-        layer.inplace = False  # which its hooks do not allow
-    norms, total = example.by_engine(make_engine(example.model, AutomaticClipping()))
-    other = GradSampleModule(copy.deepcopy(example.model), loss_reduction="sum")
-    example.loss(other, *example.batch).sum().backward()
-    gradients = torch.cat([p.grad_sample.flatten(1) for p in other.parameters()], 1)
-    torch.testing.assert_close(norms, gradients.norm(dim=1))
-    torch.testing.assert_close(total, AutomaticClipping().factors(norms) @ gradients)
 
 
 # -- every shape -------------------------------------------------------------------------------------------------------

@@ -1,7 +1,5 @@
 """The parabola: equal to a QR least squares, with the right standard errors, exact on exact parabolas."""
 
-import math
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -36,15 +34,6 @@ def test_standard_errors_are_those_of_repeated_noise():
     fits = [fit_quadratic(x, rng.normal(scale=std), std) for _ in range(4_000)]
     assert np.std([f.slope for f in fits]) == pytest.approx(fits[0].slope_std, rel=0.055)
     assert np.std([f.curvature for f in fits]) == pytest.approx(fits[0].curvature_std, rel=0.055)
-
-
-def test_three_points_are_the_papers_finite_differences():
-    ahead, here, behind, eta = 1.1, 1.3, 1.9, 0.05
-    fit = fit_quadratic([eta, 0, -eta], [ahead, here, behind], 0.1)
-    assert fit.slope == pytest.approx((behind - ahead) / (2 * eta))
-    assert fit.curvature == pytest.approx((ahead + behind - 2 * here) / eta**2)
-    assert fit.slope_std == pytest.approx(0.1 / (math.sqrt(2) * eta))
-    assert fit.curvature_std == pytest.approx(0.1 * math.sqrt(6) / eta**2)
 
 
 def test_two_distinct_points_make_no_parabola():
