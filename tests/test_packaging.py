@@ -130,8 +130,7 @@ CALLS = [
 
 
 @pytest.mark.parametrize(
-    ("function", "argument"),
-    [("torch.load", "weights_only=True"), (("download_url", "extract_archive"), "md5")],
+    ("function", "argument"), [("torch.load", "weights_only=True"), (("download_url", "extract_archive"), "md5")]
 )
 def test_nothing_is_loaded_or_downloaded_unchecked(function, argument):
     """NumPy's default refuses pickled objects; nobody asks for them."""

@@ -9,18 +9,7 @@ from cases import each, pairs
 from opacus import GradSampleModule
 from opacus.optimizers import DPOptimizer
 from torch.utils.data import DataLoader
-from twins import (
-    Made,
-    by_hand,
-    changed,
-    cross_entropy,
-    flat,
-    make_batches,
-    make_model,
-    make_private,
-    refused,
-    steps,
-)
+from twins import Made, by_hand, changed, cross_entropy, flat, make_batches, make_model, make_private, refused, steps
 
 from hyfreedp.gradients import AutomaticClipping, NoClipping
 

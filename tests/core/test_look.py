@@ -11,17 +11,7 @@ from dp_accounting import ComposedDpEvent, GaussianDpEvent, PoissonSampledDpEven
 from dp_accounting.rdp import RdpAccountant
 from hypothesis import example, given
 from hypothesis import strategies as st
-from twins import (
-    BASES,
-    by_hand,
-    cross_entropy,
-    flat,
-    make_batches,
-    make_data,
-    make_model,
-    trainable,
-    twin_of,
-)
+from twins import BASES, by_hand, cross_entropy, flat, make_batches, make_data, make_model, trainable, twin_of
 
 from hyfreedp import look, reference
 from hyfreedp.accounting import calibrate_noise

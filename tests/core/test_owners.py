@@ -48,13 +48,7 @@ def drawn(steps, owners=IDS, seed=0, **settings):
 
 
 @pytest.mark.parametrize(
-    "owners",
-    [
-        IDS,
-        torch.tensor(IDS),
-        np.array([f"person {i}" for i in IDS]),
-        [2**70 - i for i in IDS],
-    ],
+    "owners", [IDS, torch.tensor(IDS), np.array([f"person {i}" for i in IDS]), [2**70 - i for i in IDS]]
 )
 def test_a_sample_is_all_that_an_owner_has(owners):
     whole = [[row for row in range(40) if IDS[row] == owner] for owner in range(10)]

@@ -77,10 +77,7 @@ def test_one_record_moves_a_vote_by_one_at_most(records, out):
 @pytest.mark.parametrize(
     ("weights", "message"),
     [
-        (
-            lambda batch: 2 * by_class(batch),
-            r"in \[0, 1\], got one outside: divide all by the largest possible",
-        ),
+        (lambda batch: 2 * by_class(batch), r"in \[0, 1\], got one outside: divide all by the largest possible"),
         (lambda batch: torch.full((1,), math.nan), r"in \[0, 1\], got one outside"),
         (lambda batch: CLASS_WEIGHTS, r"one number for a record, got shape \(3,\)"),
         (lambda batch: 0.5, "a tensor of one number for a record, got float"),
