@@ -122,10 +122,8 @@ def gaussian_delta(mu, eps):
 @each(steps=[1, 30, 1000, 10**5], mu=[0.3, 1.0, 3.0], delta=[1e-2, 1e-5, 1e-8, 1e-12, 1e-15], records=[1, 2, 3, 1])
 def test_without_subsampling_no_epsilon_is_below_that_of_one_gaussian(steps, mu, delta, records):
     """T steps of noise sigma are for k records one of sigma / (k sqrt(T)). Above it by rounding, which grows with T."""
-    noise = records * math.sqrt(steps) / mu
-    found = composed_epsilon(
-        [(noise, steps)], sample_rate=1.0, delta=delta, accountant="pld", records_per_person=records
-    )
+    noise, run = records * math.sqrt(steps) / mu, {"sample_rate": 1.0, "records_per_person": records}
+    found = composed_epsilon([(noise, steps)], delta=delta, accountant="pld", **run)
     exact = optimize.brentq(lambda eps: gaussian_delta(mu, eps) - delta, 0, 100, xtol=1e-13)
     assert exact * (1 - 1e-9) <= found <= exact * (1 + 2e-5 + 1e-4 * steps / 10**5 / mu**2)
 
@@ -199,13 +197,11 @@ def test_a_persons_records_cost_what_dp_accounting_says(records, sample_rate, si
     """Its mixtures take a second on so coarse a grid."""
     counts = range(records + 1)
     chances = binom.pmf(counts, records, sample_rate)
-    theirs = from_mixture_gaussian_mechanism(sigma, counts, chances, value_discretization_interval=0.02).self_compose(
-        10
-    )
+    theirs = from_mixture_gaussian_mechanism(sigma, counts, chances, value_discretization_interval=0.02)
     ours = SampledGaussian(sigma, sample_rate, records).distributions(0.02)
     for delta in (1e-3, 1e-6):
         epsilon = max(epsilon_of_sum([(losses, 10)], delta) for losses in ours)
-        assert epsilon == pytest.approx(theirs.get_epsilon_for_delta(delta), rel=1e-6)
+        assert epsilon == pytest.approx(theirs.self_compose(10).get_epsilon_for_delta(delta), rel=1e-6)
 
 
 def test_the_budget_of_a_person():

@@ -9,27 +9,8 @@ import torch.nn.functional as F
 from cases import each
 from models import Example
 from torch import nn
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    RandomSampler,
-    SubsetRandomSampler,
-    TensorDataset,
-    WeightedRandomSampler,
-)
-from twins import (
-    Built,
-    by_hand,
-    cross_entropy,
-    flat,
-    make_batches,
-    make_model,
-    make_private,
-    moved,
-    refused,
-    sgd,
-    train,
-)
+from torch.utils.data import DataLoader, RandomSampler, SubsetRandomSampler, TensorDataset, WeightedRandomSampler
+from twins import Built, by_hand, cross_entropy, flat, make_batches, make_model, make_private, moved, refused, train
 
 from hyfreedp.errors import Refused
 from hyfreedp.gradients import AbadiClipping, AutomaticClipping, make_engine
@@ -38,7 +19,8 @@ from hyfreedp.gradients import AbadiClipping, AutomaticClipping, make_engine
 def wire(model, data, *, batch_size=50, **settings):
     loader = data if isinstance(data, DataLoader) else DataLoader(data, batch_size=batch_size)
     settings = {"preset": "fixed", "steps": 20, "target_epsilon": 3.0} | settings
-    return make_private(model, sgd(model, 0.1), loader=loader, target_delta=1e-4, **settings)
+    base = torch.optim.SGD(model.parameters(), lr=0.1)
+    return make_private(model, base, loader=loader, target_delta=1e-4, **settings)
 
 
 def classes(size=500, width=8):
@@ -293,9 +275,9 @@ def test_parameters_in_bf16_release_no_value_that_only_one_record_makes_possible
     def releases(x, seed):
         """Weights after each of many steps from zero, on a full batch."""
         model = nn.Linear(width, 1, bias=False).to(torch.bfloat16)
-        settings = {"target_epsilon": 30.0, "target_delta": 1e-5, "preset": "fixed"}
-        data = TensorDataset(torch.zeros(100, width))
-        optimizer = by_hand(model, sgd(model), data, batch_size=100, seed=seed, steps=steps, **settings)
+        base, data = torch.optim.SGD(model.parameters(), lr=1.0), TensorDataset(torch.zeros(100, width))
+        settings = {"target_epsilon": 30.0, "target_delta": 1e-5, "preset": "fixed", "batch_size": 100}
+        optimizer = by_hand(model, base, data, seed=seed, steps=steps, **settings)
         found = []
         for _ in range(steps):
             with torch.no_grad():
@@ -406,17 +388,12 @@ def test_samplers_that_choose_records_are_refused():
         def __iter__(self):
             return iter(range(10))
 
-    for loader in (
-        DataLoader(data, batch_size=10, sampler=SubsetRandomSampler(consent)),
-        DataLoader(data, batch_size=10, sampler=WeightedRandomSampler([1.0] * 1000, 1000)),
-        DataLoader(data, batch_size=10, sampler=RandomSampler(data, replacement=True)),
-        DataLoader(data, batch_size=10, sampler=Backwards(data)),
-        DataLoader(data, batch_size=10, sampler=consent),
-        DataLoader(data, batch_size=10, sampler=RandomSampler(range(20))),
-        DataLoader(data, batch_sampler=BatchSampler(SubsetRandomSampler(consent), 10, False)),
-    ):
+    samplers = [consent, SubsetRandomSampler(consent), WeightedRandomSampler([1.0] * 1000, 1000), Backwards(data)]
+    samplers += [RandomSampler(data, replacement=True), RandomSampler(range(20))]
+    batches = torch.utils.data.BatchSampler(consent, 10, False)
+    for given in (*({"batch_size": 10, "sampler": sampler} for sampler in samplers), {"batch_sampler": batches}):
         with pytest.raises(ValueError, match=r"Subset\(dataset, indices\)"):
-            wire(nn.Linear(1, 2), loader)
+            wire(nn.Linear(1, 2), DataLoader(data, **given))
     _, optimizer, loader = wire(nn.Linear(1, 2), DataLoader(torch.utils.data.Subset(data, consent), batch_size=10))
     assert optimizer.split.sample_rate == pytest.approx(0.1)
     assert {index for step in range(50) for index in loader.batch_sampler.batch(step)} <= set(range(100))

@@ -13,19 +13,7 @@ import pytest
 import torch
 from cases import each, pairs
 from torch import nn
-from twins import (
-    BASES,
-    TUNINGS,
-    by_hand,
-    cross_entropy,
-    flat,
-    make_batches,
-    make_model,
-    make_private,
-    steps,
-    trainable,
-    twin_of,
-)
+from twins import BASES, TUNINGS, by_hand, cross_entropy, flat, make_batches, make_model, make_private, steps, twin_of
 
 from hyfreedp import reference
 from hyfreedp.gradients import AbadiClipping, AutomaticClipping, NoClipping
@@ -55,17 +43,8 @@ def compare(
     if settings.get("loss_threshold_rule") == "previous":
         written = written | {"next_threshold": lambda private: private[1]}
     batches, start = make_batches(sizes), flat(model)
-    run = twin_of(
-        twin,
-        BASES[base](twin),
-        optimizer,
-        batches,
-        rule=RULES[step_rule],
-        eta=eta,
-        decay=DECAYS[decay],
-        loss=loss,
-        **written,
-    )
+    written = written | {"rule": RULES[step_rule], "eta": eta, "decay": DECAYS[decay], "loss": loss}
+    run = twin_of(twin, BASES[base](twin), optimizer, batches, **written)
     for batch, expected in zip(batches, run, strict=True):
         record = optimizer.step(lambda batch: loss(model, batch), batch).to_dict()
         assert {name: record.get(name) for name in expected} == pytest.approx(expected, rel=1e-6, abs=1e-9)
@@ -136,7 +115,7 @@ def test_gen_rejects_a_parabola_that_opens_downwards_and_leaves_the_weights_bitw
             if record.probe:
                 assert record.probe.slope > 0 > record.probe.curvature
                 assert not record.probe.accepted and "rejected" in record.probe.reason
-            assert all(parameter.grad is None for parameter in trainable(model))
+            assert all(parameter.grad is None for parameter in model.parameters())
         runs.append((flat(model), optimizer.base.state_dict()["state"]))
     torch.testing.assert_close(*runs, rtol=0, atol=0)
 

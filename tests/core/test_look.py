@@ -258,14 +258,12 @@ def test_without_privacy_a_look_finds_the_lowest_mean_loss_along_the_run(target)
     """Of a parabola, after one step to 0.05. z, which is public, stands for nine steps of that size, shown in part."""
     model = torch.nn.Linear(1, 1, bias=False, dtype=torch.float64)
     torch.nn.init.zeros_(model.weight)
-    optimizer = by_hand(
-        model, torch.optim.AdamW(model.parameters(), weight_decay=0.0), steps=10, initial_learning_rate=0.05
-    )
+    base = torch.optim.AdamW(model.parameters(), weight_decay=0.0)
+    optimizer = by_hand(model, base, steps=10, initial_learning_rate=0.05)
     goal = target + torch.tensor([-3.0, 1.0, 1.0, 1.0], dtype=torch.float64)  # most would vote for more
     for _ in range(2):
-        record = optimizer.step(
-            lambda batch: (model(batch[0])[:, 0] - batch[1]) ** 2, [torch.ones(4, 1).double(), goal]
-        )
+        batch = [torch.ones(4, 1).double(), goal]
+        record = optimizer.step(lambda record: (model(record[0])[:, 0] - record[1]) ** 2, batch)
     assert record.look.margin_std == 0
     z = float(NoiseGenerator(0).child("look", 1).child("z", 0).normal(1))
     bottom = target / (1 + z * math.sqrt(9 * 0.1**0.75))
