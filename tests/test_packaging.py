@@ -43,9 +43,8 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 
 @pytest.mark.parametrize("check", [["check"], ["format", "--check"]], ids=["lint", "format"])
 def test_ruff(check):
-    done = subprocess.run(
-        [sys.executable, "-m", "ruff", *check, "--no-cache", "."], cwd=ROOT, capture_output=True, text=True
-    )
+    command = [sys.executable, "-m", "ruff", *check, "--no-cache", "."]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -121,12 +120,8 @@ def test_a_room_imports_only_those_before_it(room):
         assert {name[2] for name in names if name[:2] == ["hyfreedp", "experiments"]} <= ALLOWED[room], path.name
 
 
-CALLS = [
-    (path.name, node)
-    for path in MODULES
-    for node in ast.walk(ast.parse(path.read_text()))
-    if isinstance(node, ast.Call)
-]
+NODES = [(path.name, node) for path in MODULES for node in ast.walk(ast.parse(path.read_text()))]
+CALLS = [(name, node) for name, node in NODES if isinstance(node, ast.Call)]
 
 
 @pytest.mark.parametrize(
@@ -140,9 +135,7 @@ def test_nothing_is_loaded_or_downloaded_unchecked(function, argument):
     assert found and not [file for file, node in CALLS if "allow_pickle" in [word.arg for word in node.keywords]]
 
 
-HEAVY = (
-    "dp_accounting scipy.stats torch.distributed.fsdp peft lightning pandas seaborn papermill timm torchvision".split()
-)
+HEAVY = "dp_accounting scipy.stats torch.distributed.fsdp peft lightning pandas seaborn papermill timm torchvision"
 
 
 @pytest.mark.whole
@@ -152,7 +145,7 @@ def test_the_core_loads_nothing_heavy_and_runs_without_opacus_and_autodp():
 import sys
 sys.modules["opacus"] = sys.modules["autodp"] = None
 import hyfreedp.integrations
-print([name for name in {[*HEAVY, "transformers"]} if name in sys.modules])
+print([name for name in "{HEAVY} transformers".split() if name in sys.modules])
 import torch, torch.nn.functional as F
 from torch.utils.data import DataLoader, TensorDataset
 data, model = TensorDataset(torch.randn(40, 3), torch.randint(0, 2, (40,))), torch.nn.Linear(3, 2)

@@ -49,9 +49,7 @@ def test_links_and_pictures_exist(page):
 
 def test_the_boards_are_those_of_the_notebooks():
     page = (ROOT / "docs" / "verdicts.md").read_text(encoding="utf-8")
-    assert committed.with_boards(ROOT / "docs" / "verdicts.md") == page, (
-        "python -m hyfreedp.experiments update renews it"
-    )
+    assert committed.with_boards(ROOT / "docs" / "verdicts.md") == page, "python -m hyfreedp.experiments update"
     boards = page.partition("## The paper's claims")[2]
     judging = {source.stem for source in notebooks.sources() if "\nverdict(" in source.read_text(encoding="utf-8")}
     assert set(re.findall(r"(\w+)\.ipynb", boards)) == judging and len(judging) > 10

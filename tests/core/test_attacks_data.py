@@ -17,9 +17,8 @@ from hyfreedp.data.sampling import poisson_loader
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_fork_of_a_run_releases_nothing(workers):
     """Two children of one wired run gave the same weights, bit for bit, unless one's record was in some batch."""
-    loader = DataLoader(
-        make_data(), batch_size=8, num_workers=workers, multiprocessing_context="fork" if workers else None
-    )
+    context = "fork" if workers else None
+    loader = DataLoader(make_data(), batch_size=8, num_workers=workers, multiprocessing_context=context)
     model, optimizer, loader = make_private(loader=loader, target_epsilon=3.0)
     batches = iter(loader)  # whose worker is a fork, too, and only fetches
     optimizer.step(cross_entropy(model), next(batches))

@@ -32,11 +32,8 @@ RESULTS = {"Audit", "QuadraticFit", "StepRecord", "BudgetExhausted", "HyFreeDPOp
 def wire(**changes):
     model = changes.pop("module", None) if "module" in changes else make_model()
     good = model if isinstance(model, torch.nn.Module) else make_model()
-    settings = {
-        "optimizer": torch.optim.SGD(good.parameters(), 0.1),
-        "data_loader": DataLoader(make_data(), batch_size=8),
-    }
-    settings |= {"target_epsilon": 3.0, "target_delta": 1e-3}
+    settings = {"optimizer": torch.optim.SGD(good.parameters(), 0.1), "target_epsilon": 3.0, "target_delta": 1e-3}
+    settings["data_loader"] = DataLoader(make_data(), batch_size=8)
     if "epochs" not in changes:
         settings["steps"] = 4
     return PrivacyEngine(seed=0).make_private_with_epsilon(module=model, **(settings | changes))

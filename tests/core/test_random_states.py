@@ -46,9 +46,7 @@ def test_torch_draws_what_the_mersenne_twister_of_the_whole_key_does():
 
 def test_an_accelerators_state_is_seeded_and_given_back(monkeypatch):
     states = [torch.Generator().manual_seed(5).get_state()]
-    module = SimpleNamespace(
-        get_rng_state=lambda device: states[-1], set_rng_state=lambda state, device: states.append(state)
-    )
+    module = SimpleNamespace(get_rng_state=lambda _: states[-1], set_rng_state=lambda state, _: states.append(state))
     monkeypatch.setattr(random_states, "backend", lambda device: module)
     with random_states_of(b"1" * 32, CPU):
         assert not torch.equal(states[-1], states[0])

@@ -62,10 +62,8 @@ def convolution(pick, tokens):
         parts = {"weight": parameter(6, 4 // groups, 2), "bias": parameter(4)}
         more = pick(0, stride - 1)
         return lambda m, x: F.conv_transpose1d(form(x.mT), m.weight, m.bias, stride, 0, more, groups), parts
-    parts, padding = (
-        {"weight": parameter(4, 6 // groups, 3), "bias": parameter(4)},
-        pick(1, "same") if stride == 1 else 1,
-    )
+    padding = pick(1, "same") if stride == 1 else 1
+    parts = {"weight": parameter(4, 6 // groups, 3), "bias": parameter(4)}
     return lambda m, x: F.conv1d(form(x.mT), m.weight, m.bias, stride, padding, 1, groups), parts
 
 
@@ -81,9 +79,8 @@ def recurrent(pick, tokens):
     layer = pick(nn.LSTM, nn.GRU, nn.RNN)(6, 3, **options).double()
 
     def call(m, x):
-        output, end = m.layer(
-            FORMS[form](x * m.scale) if first or form == "no batch" else (x * m.scale).transpose(0, 1)
-        )
+        x = x * m.scale
+        output, end = m.layer(FORMS[form](x) if first or form == "no batch" else x.transpose(0, 1))
         return output.sum() + sum(state.square().sum() for state in (end if isinstance(end, tuple) else (end,)))
 
     return call, {"layer": layer, "scale": parameter(1)}

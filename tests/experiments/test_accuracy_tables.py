@@ -48,15 +48,11 @@ def test_the_papers_numbers_have_our_names():
 def test_a_claim_is_judged_by_the_interval_over_data_sets(effects, verdict):
     """That D-Adaptation is at least five points behind with full fine-tuning, which the paper's own tables say."""
     tasks = ("cifar10_20k", "gtsrb_20k", "fashion_20k")
-    scale = Scale(
-        tuple(Learner(task, "vit32_tiny_imagenet_d128", "full") for task in tasks),
-        epsilons=(1.0, 8.0, math.inf),
-        seeds=2,
-    )
+    learners = tuple(Learner(task, "vit32_tiny_imagenet_d128", "full") for task in tasks)
+    scale = Scale(learners, epsilons=(1.0, 8.0, math.inf), seeds=2)
     rows = made(scale, lambda *_: 0.5).assign(profile="desktop", learning_rate=1e-3)
-    behind = rows.task.map(dict(zip(tasks, effects, strict=True))) + rows.epsilon.map(
-        {1.0: 0.4, 8.0: -0.4, math.inf: -50}
-    )
+    budget = {1.0: 0.4, 8.0: -0.4, math.inf: -50}
+    behind = rows.task.map(dict(zip(tasks, effects, strict=True))) + rows.epsilon.map(budget)
     rows.loc[rows.row == "dadaptation", "accuracy"] -= behind / 100  # without privacy it does not count
     judged = {one.claim: one for one in tables.judged(rows)}
     found = judged["D-Adaptation performs poorly with full fine-tuning"]
@@ -73,11 +69,9 @@ def test_the_best_grid_is_chosen_by_validation_accuracy_whatever_the_test_says()
 
 
 def test_the_paired_difference_and_its_interval_are_over_data_sets():
-    scale = Scale(
-        tuple(Learner(task, "vit32_tiny_imagenet", "full", 5) for task in ("cifar10", "gtsrb", "svhn")), seeds=2
-    )
+    learners = tuple(Learner(task, "vit32_tiny_imagenet", "full", 5) for task in ("cifar10", "gtsrb", "svhn"))
     effect, budget = {"cifar10": 0.01, "gtsrb": 0.02, "svhn": 0.06}, {1.0: -0.01, 3.0: 0.0, 8.0: 0.02, math.inf: -0.01}
-    rows = made(scale, lambda row, epsilon, seed: 0.5 + seed / 100)
+    rows = made(Scale(learners, seeds=2), lambda row, epsilon, seed: 0.5 + seed / 100)
     rows.loc[rows.row == "reference", "accuracy"] += rows.task.map(effect) + rows.epsilon.map(budget)
     found = tables.paired(rows, "reference")
     values = 100 * np.array(list(effect.values()))

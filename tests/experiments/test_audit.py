@@ -48,6 +48,7 @@ def test_nothing_is_found_where_nothing_is_and_the_threshold_is_judged_on_fresh_
 # -- gradient and probe of whole runs ----------------------------------------------------------------------------------
 
 DELTAS = [1e-3, 1e-2]
+RUNS = {"deltas": DELTAS, "runs": 60_000, "seed": 0, "confidence": 0.99}
 
 
 def split_of(composition):
@@ -62,9 +63,7 @@ def claims(split, composition):
 def test_runs_refute_independent_composition_and_stay_below_the_same_batch_curve():
     """Ten steps that all probe: the noise of 'independent' really costs epsilon 10, of which these runs see a part."""
     split = split_of("independent")
-    found = releases.joint_bounds(
-        split=split.to_dict(), deltas=DELTAS, runs=60_000, seed=0, confidence=0.99
-    ).lower_bound
+    found = releases.joint_bounds(split=split.to_dict(), **RUNS).lower_bound
     assert (found > claims(split, "independent")).all()
     assert (found < claims(split, "same_batch")).all()
 
@@ -72,9 +71,8 @@ def test_runs_refute_independent_composition_and_stay_below_the_same_batch_curve
 def test_runs_do_not_refute_same_batch_composition_unless_its_noise_is_halved():
     split = split_of("same_batch")
     claimed = claims(split, "same_batch")
-    arguments = {"deltas": DELTAS, "runs": 60_000, "seed": 0, "confidence": 0.99}
-    found = releases.joint_bounds(split=split.to_dict(), **arguments).lower_bound
+    found = releases.joint_bounds(split=split.to_dict(), **RUNS).lower_bound
     assert (found < claimed).all() and found.max() > 0.2 * max(claimed)
     fields = ("sigma_gradient", "sigma_gradient_probe", "sigma_loss")
     weak = split.to_dict() | {name: getattr(split, name) / 2 for name in fields}
-    assert (releases.joint_bounds(split=weak, **arguments).lower_bound > claimed).any()
+    assert (releases.joint_bounds(split=weak, **RUNS).lower_bound > claimed).any()

@@ -38,9 +38,8 @@ def said(tmp_path, monkeypatch):
     def run(stem):
         notebooks.execute(SOURCES[stem], tmp_path / "out.ipynb", SECOND[stem])
         cells = nbformat.read(tmp_path / "out.ipynb", as_version=4).cells
-        printed = [
-            output.text for cell in cells for output in cell.get("outputs", []) if output.output_type == "stream"
-        ]
+        outputs = [output for cell in cells for output in cell.get("outputs", [])]
+        printed = [output.text for output in outputs if output.output_type == "stream"]
 
         def numbers(sentence):
             found = re.search(re.escape(sentence).replace(r"\#", NUMBER), "".join(printed))
@@ -52,26 +51,23 @@ def said(tmp_path, monkeypatch):
     return run
 
 
-def near(value, digits):
-    """Within a unit of the last of so many printed digits after the point."""
-    return pytest.approx(value, abs=1.01 * 10**-digits)
+def near(*values):
+    """Pairs of a number and how many digits are printed after the point: within a unit of the last of them."""
+    return [pytest.approx(value, abs=1.01 * 10**-digits) for value, digits in values]
 
 
 @pytest.mark.whole
 def test_00_says_what_other_noise_costs(said):
     numbers = said("00_primer")
     gain = [norm.sf(4 * e + 0.5, 1, 2) - 2.718281828**e * norm.sf(4 * e + 0.5, 0, 2) for e in (0, 1)]
-    assert numbers("noise of 2: delta is # at epsilon 0, # at 1") == [near(gain[0], 2), near(gain[1], 3)]
+    assert numbers("noise of 2: delta is # at epsilon 0, # at 1") == near((gain[0], 2), (gain[1], 3))
     one, many, once, often = (
         composed_epsilon([(2.0, times)], sample_rate=q, delta=1e-5, accountant="pld")
         for times, q in ((1, 1.0), (5, 1.0), (1, 0.3), (5, 0.3))
     )
-    assert numbers("one release costs # at delta = 1e-05, 5 cost #: # times") == [
-        near(one, 2),
-        near(many, 2),
-        near(many / one, 1),
-    ]
-    assert numbers("share 0.3: one release costs # of it, 5 cost #") == [near(once / one, 2), near(often / many, 2)]
+    costs = near((one, 2), (many, 2), (many / one, 1))
+    assert numbers("one release costs # at delta = 1e-05, 5 cost #: # times") == costs
+    assert numbers("share 0.3: one release costs # of it, 5 cost #") == near((once / one, 2), (often / many, 2))
 
 
 @pytest.mark.whole
@@ -84,7 +80,7 @@ def test_01_says_where_the_bottom_of_another_u_is(said):
     }
     assert numbers("the mean squared error is least at R_l = # nats") == [pytest.approx(expected[500], rel=0.02)]
     for size in (300, 3000):
-        assert numbers(f"B = {size:,}: the best R_l is # L") == [near(expected[size] / 3.0, 2)]
+        assert numbers(f"B = {size:,}: the best R_l is # L") == near((expected[size] / 3.0, 2))
 
 
 @pytest.mark.whole
@@ -93,24 +89,20 @@ def test_02_says_what_another_run_costs(said):
     spent = composed_epsilon([(2.0, 30)], sample_rate=0.25, delta=1e-4, accountant="pld")
     plan = {"target_epsilon": 3.0, "target_delta": 1e-4, "sample_rate": 0.25, "steps": 30}
     split = calibrate_noise(**plan, probe="losses", interval=5, gamma=1.02)
-    assert numbers("its epsilon is #; at epsilon = 3 it would bear # times") == [
-        near(spent, 1),
-        near(split.sigma_gradient / 2, 1),
-    ]
-    assert numbers("sigma_g = #, on steps with a probe #") == [
-        near(split.sigma_gradient, 2),
-        near(split.sigma_gradient_probe, 2),
-    ]
+    borne = near((spent, 1), (split.sigma_gradient / 2, 1))
+    assert numbers("its epsilon is #; at epsilon = 3 it would bear # times") == borne
+    noise = near((split.sigma_gradient, 2), (split.sigma_gradient_probe, 2))
+    assert numbers("sigma_g = #, on steps with a probe #") == noise
 
 
 @pytest.mark.whole
 def test_03_says_what_another_pair_costs(said):
     numbers = said("03_noise_split")
-    assert numbers("the gradient noise rises by #% at every K") == [near(5.0, 1)]
+    assert numbers("the gradient noise rises by #% at every K") == near((5.0, 1))
     budget = noise_split.DataSet("", 50_000, 1000, 1).budget(0.5)
     pair = calibrate(**budget, interval=2, gamma=1.05, counting=Counting("rdp", "independent"))
     true = SOUND.epsilon(replace(pair, accountant="pld"), coarseness=noise_split.COARSENESS)
-    assert numbers("the paper's pair for epsilon = 0.5 really costs #,") == [near(true, 2)]
+    assert numbers("the paper's pair for epsilon = 0.5 really costs #,") == near((true, 2))
 
 
 @pytest.mark.parametrize(

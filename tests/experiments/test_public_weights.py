@@ -23,11 +23,7 @@ from hyfreedp.experiments.models.image_models import head, make_model
 )
 def test_texts_are_those_that_were_trained_on(domain, expected):
     """Pairs, instances with several references, and documents, by the SHA-256 of their JSON; whatever the hash seed."""
-    made = [
-        list(map(astuple, pairs(domain, 600, seed=0))),
-        instances(domain, 100, 1, 4),
-        documents(domain, 200, seed=0),
-    ]
+    made = [[*map(astuple, pairs(domain, 600, seed=0))], instances(domain, 100, 1, 4), documents(domain, 200, seed=0)]
     assert tuple(hashlib.sha256(json.dumps(texts).encode()).hexdigest()[:16] for texts in made) == expected
 
 

@@ -2,11 +2,10 @@
 
 import math
 
-import dp_accounting
 import numpy as np
 import pytest
 from cases import each
-from dp_accounting import dp_event
+from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent, dp_event
 from dp_accounting.rdp import RdpAccountant
 
 from hyfreedp import calibrate_noise
@@ -29,9 +28,7 @@ def test_the_mean_number_of_runs_is_that_of_the_distribution(shape, gamma):
 
 @each(shape=[0.0, 1.0, 2.5, math.inf], mean=[2.0, 5.0, 40.0])
 def test_random_search_agrees_with_dp_accounting(shape, mean):
-    run = dp_accounting.SelfComposedDpEvent(
-        dp_accounting.PoissonSampledDpEvent(0.1, dp_accounting.GaussianDpEvent(2.0)), 20
-    )
+    run = SelfComposedDpEvent(PoissonSampledDpEvent(0.1, GaussianDpEvent(2.0)), 20)
     orders = [order for order in ORDERS if float(order).is_integer()]  # where its RDP is exact, as ours is
     accountant = RdpAccountant(orders)
     accountant.compose(dp_event.RepeatAndSelectDpEvent(run, mean, shape))

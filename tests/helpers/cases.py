@@ -23,6 +23,5 @@ def pairs(**values: Collection) -> pytest.MarkDecorator:
     while left:
         chosen.append(max(rows, key=lambda row: len(met[row] & left)))
         left -= met[chosen[-1]]
-    return pytest.mark.parametrize(
-        tuple(values), [tuple(given[i] for given, i in zip(lists, row, strict=True)) for row in chosen]
-    )
+    cases = [tuple(given[i] for given, i in zip(lists, row, strict=True)) for row in chosen]
+    return pytest.mark.parametrize(tuple(values), cases)

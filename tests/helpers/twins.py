@@ -128,12 +128,10 @@ def make_private(model=None, optimizer=None, data=None, *, batch_size: int = 8, 
     optimizer = adamw(model) if optimizer is None else optimizer
     engine = settings.pop("engine", None) or PrivacyEngine(seed=settings.pop("seed", 0))
     loader = settings.pop("loader", None) or DataLoader(make_data() if data is None else data, batch_size=batch_size)
-    defaults = {"target_epsilon": math.inf, "target_delta": 1e-3}
+    settings = {"target_epsilon": math.inf, "target_delta": 1e-3} | settings
     if "epochs" not in settings:
-        defaults["steps"] = 10
-    return engine.make_private_with_epsilon(
-        module=model, optimizer=optimizer, data_loader=loader, **(defaults | settings)
-    )
+        settings.setdefault("steps", 10)
+    return engine.make_private_with_epsilon(module=model, optimizer=optimizer, data_loader=loader, **settings)
 
 
 def by_hand(*args, **settings):
