@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 # Bytes of gradients that a backward pass may keep for speed; beyond, only those no larger than their factors are kept.
 MEMORY_BUDGET = 2**28
-_WIDE = (torch.float32, torch.float64)
 _SMALL = 2**12  # entries of a parameter whose gradients join those of others
 _LARGEST_RELATIVE_ERROR = 1e-3  # of a squared norm from factors; beyond, the gradient is kept instead
 _FORMED = 2**24  # entries of gradients that are formed at a time, for their norms alone
@@ -137,7 +136,8 @@ class OuterProducts(PerSampleGradients):
             slices = (slice(start, start + fitting) for start in range(0, len(left), fitting))
             norms = torch.cat([squared_row_norms(self.select(some).instantiate().flatten(1)) for some in slices])
             uncancelled = (torch.linalg.vector_norm(left, dim=2) * torch.linalg.vector_norm(right, dim=2)).sum(1)
-            return norms, 2 * tokens**0.5 * torch.finfo(left.dtype).eps * uncancelled * norms.sqrt()
+            most = MEMORY_BUDGET / (4 * p * d)  # samples; one more, and their sums are of factors, and round so
+            return norms, (2 * tokens**0.5 + most / 8) * torch.finfo(left.dtype).eps * uncancelled * norms.sqrt()
         left_gram, right_gram = _gram(left), _gram(right)
         for gram, t in ((left_gram, left), (right_gram, right)):
             gram.diagonal(dim1=1, dim2=2).add_(t.shape[1:].numel() * tiny)
@@ -241,7 +241,7 @@ def relative_rounding(p: int, d: int, dtype: torch.dtype = torch.float32) -> flo
 
 def widened(t: Tensor) -> Tensor:
     """``t`` in float32, or in its own type if that is wider."""
-    return t if t.dtype in _WIDE else t.to(torch.promote_types(t.dtype, torch.float32))
+    return t if t.dtype in (torch.float32, torch.float64) else t.to(torch.promote_types(t.dtype, torch.float32))
 
 
 def sum_to(t: Tensor, kept: int) -> Tensor:
