@@ -254,10 +254,10 @@ def poisson_loader(
         )
     num_records = len(cast(Sized, loader.dataset))
     _check_order(loader.sampler, num_records)
-    steps, owned = len(loader), None
+    owned = None
     if owners is not None:
         owned = _owned(owners, num_records)
-        num_records, steps = len(owned), math.ceil(len(owned) / loader.batch_size)
+        num_records = len(owned)
     if loader.batch_size > num_records:
         what = "records" if owned is None else "owners, of which it is to draw so many"
         raise ValueError(
@@ -274,7 +274,7 @@ def poisson_loader(
     sampler = PoissonSampler(
         num_records=num_records,
         sample_rate=loader.batch_size / num_records,
-        steps_per_epoch=steps,
+        steps_per_epoch=math.ceil(num_records / loader.batch_size),
         seed=seed,
         rank=rank,
         world_size=world_size,
