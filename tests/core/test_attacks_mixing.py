@@ -333,6 +333,7 @@ TOO_FEW = [
     torch.tril,
     lambda x: x + torch.searchsorted(sorted_sequence=x[0], input=x),
     lambda x: torch.linalg.solve(torch.eye(6) + torch.diag(x), x[:1]),
+    lambda x: torch.linalg.householder_product(x, x[0]),
 ]
 
 
