@@ -138,19 +138,15 @@ def _deviation(parts: Sequence[tuple[PrivacyLossDistribution, int]]) -> float:
 
 def _ends(parts: Sequence[tuple[PrivacyLossDistribution, int]]) -> tuple[int, int]:
     """First and last grid point of the sum: mass at most ``BEYOND`` lies outside on each side, by Chernoff's bound."""
-    interval = parts[0][0].interval
+    interval, deviation = parts[0][0].interval, _deviation(parts)
     low = sum(n * one.lowest for one, n in parts)
     high = sum(n * (one.lowest + len(one.logs) - 1) for one, n in parts)
-    deviation = _deviation(parts)
-    for order in (0.5, 1, 2, 4, 8):
-        for sign in (-1, 1):
-            tilt = sign * order / deviation
-            end = (sum(n * one.log_normaliser(tilt) for one, n in parts) - math.log(BEYOND)) / tilt / interval
-            if sign < 0:
-                low = max(low, math.floor(end))
-            else:
-                high = min(high, math.ceil(end))
-    return low, high
+
+    def end(tilt: float) -> float:
+        return (sum(n * one.log_normaliser(tilt) for one, n in parts) - math.log(BEYOND)) / tilt / interval
+
+    tilts = [order / deviation for order in (0.5, 1, 2, 4, 8)]
+    return max(low, *(math.floor(end(-tilt)) for tilt in tilts)), min(high, *(math.ceil(end(tilt)) for tilt in tilts))
 
 
 def _power(
