@@ -3,8 +3,7 @@
 import json
 
 import pytest
-from torch.utils.data import DataLoader
-from twins import adamw, by_hand, make_data, make_model
+from twins import by_hand
 
 from hyfreedp import PRESETS
 from hyfreedp.__main__ import main
@@ -15,10 +14,7 @@ CHEAP = "--epsilon 1 --delta 1e-5 --n 2000 --batch-size 200 --steps 20 --account
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_preset_gives_the_noise_of_its_run(preset, capsys):
-    model = make_model()
-    data = DataLoader(make_data(), batch_size=8)
-    budget = {"target_epsilon": 3.0, "target_delta": 1e-3, "steps": 25}
-    optimizer = by_hand(model, adamw(model), loader=data, preset=preset, **budget)
+    optimizer = by_hand(preset=preset, target_epsilon=3.0, steps=25)  # of 40 records, at delta 1e-3
     main(f"--epsilon 3 --delta 1e-3 --n 40 --batch-size 8 --steps 25 --preset {preset} --json".split())
     printed = json.loads(capsys.readouterr().out)
     del printed["shares"], printed["unit"]

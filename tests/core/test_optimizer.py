@@ -53,15 +53,12 @@ def assert_standard(values):
         assert abs((first * second).sum()) / math.sqrt(first.size) < stats.norm.isf(FALSE_ALARM / 2)
 
 
-@pytest.mark.parametrize("size", [0, 8, 13])
-@pytest.mark.parametrize(
-    ("clipping", "sensitivity"), [(AutomaticClipping(), 1.0), (AbadiClipping(0.25), 0.25), (AbadiClipping(3.0), 3.0)]
-)
-def test_gradient_noise_is_sigma_times_sensitivity_over_the_expected_batch_size(size, clipping, sensitivity):
+@each(size=[0, 8, 13], clipping=[AbadiClipping(3.0), AutomaticClipping(), AbadiClipping(0.25)], R_g=[3.0, 1.0, 0.25])
+def test_gradient_noise_is_sigma_times_sensitivity_over_the_expected_batch_size(size, clipping, R_g):
     """12,600 numbers on empty, expected and larger batches: the expected size 8 divides, whatever the batch held."""
     split, directions = noise_run(size, clipping=clipping)
     assert split.sigma_gradient > 0.5
-    assert_standard(directions / (split.sigma_gradient * sensitivity / 8))
+    assert_standard(directions / (split.sigma_gradient * R_g / 8))
 
 
 @each(allocation=["per_step", "constant"], size=[0, 9])

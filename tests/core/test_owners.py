@@ -143,27 +143,17 @@ def test_a_step_clips_the_mean_of_an_owners_losses():
 
 
 @pytest.mark.parametrize(
-    ("owners", "message"),
-    [
-        (IDS[1:], "an id for each of 40 records, got 39"),
-        (dict(enumerate(IDS)), "an id for each of 40 records, got dict: give the ids in the order of the data set"),
-        ([None, *IDS[1:]], r"owners must be integers, or all of them strings, got NoneType, int: leave records out"),
-    ],
-)
-def test_what_is_no_id_of_each_record_is_refused(owners, message):
-    with pytest.raises(ValueError, match=message):
-        private(owners)
-
-
-@pytest.mark.parametrize(
     ("settings", "message"),
     [
+        ({"owners": IDS[1:]}, "an id for each of 40 records, got 39"),
+        ({"owners": dict(enumerate(IDS))}, "an id for each of 40 records, got dict: give the ids in the order of the"),
+        ({"owners": [None, *IDS[1:]]}, r"owners must be integers, or all of them strings, got NoneType, int: leave"),
         ({"batch_size": 11}, "at most the number of owners, of which it is to draw so many, 10, got 11"),
         ({"records_per_person": 2}, "records_per_person must be 1 with owners=, each a person, got 2"),
         ({"owners": None, "records_per_owner": 2}, "records_per_owner=2 needs owners=, an id for each record"),
     ],
 )
-def test_what_contradicts_owners_is_refused(settings, message):
+def test_what_is_no_id_of_each_record_and_what_contradicts_owners_is_refused(settings, message):
     with pytest.raises(ValueError, match=message):
         private(**settings)
 

@@ -11,7 +11,6 @@ from hyfreedp.experiments.accounting_of_the_paper import SOUND, Counting
 from hyfreedp.experiments.runs import train
 from hyfreedp.experiments.runs.cells import Spec, read_steps, run_cell
 from hyfreedp.experiments.runs.train import make_run
-from hyfreedp.experiments.store.files import replacing, write_text
 from hyfreedp.experiments.studies import loss_noise
 from hyfreedp.experiments.tables import small_tasks
 from hyfreedp.experiments.tasks.registry import TASKS
@@ -109,15 +108,6 @@ def test_a_validation_record_also_has_the_test_accuracy_of_its_own_model(tmp_pat
             optimizer.step(losses_of(optimizer.module), batch)
     for name, part in (("accuracy", "validation"), ("test_accuracy", "test")):
         assert record[name] == evaluate(optimizer.module, TASKS["digits"].datasets(part)[1]).accuracy
-
-
-def test_files_are_whole_or_absent(tmp_path):
-    path = tmp_path / "folder" / "a.txt"
-    write_text(path, "old")
-    with pytest.raises(RuntimeError), replacing(path) as temporary:
-        temporary.write_text("half")
-        raise RuntimeError
-    assert path.read_text() == "old" and list(path.parent.iterdir()) == [path]
 
 
 def test_keys_tell_specs_apart_and_stay_what_they_were():
