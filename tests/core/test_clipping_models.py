@@ -6,7 +6,7 @@ import itertools
 import pytest
 import torch
 import torch.nn.functional as F
-from models import Example, assert_exact, biases_only, classifier, groupnorm_convnet, of_catalog
+from models import Example, assert_exact, classifier, groupnorm_convnet, of_catalog
 from peft import FourierFTConfig, LoKrConfig, LoraConfig, OFTConfig, get_peft_model
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
@@ -42,13 +42,6 @@ def test_models_of_others(name) -> None:
 def test_a_model_of_others_whose_shapes_depend_on_the_data() -> None:
     example = of_catalog("transformers/LongformerForSequenceClassification")
     assert_exact(example, rtol=1e-8, slow="nonzero|as_strided|boolean mask")
-
-
-@pytest.mark.parametrize("name", [VIT, GPT2])
-def test_biases_alone(name) -> None:
-    example = of_catalog(name)
-    biases_only(example.model)
-    assert_exact(example, rtol=1e-8)
 
 
 def test_an_output_that_is_a_view_and_is_changed_in_place() -> None:
