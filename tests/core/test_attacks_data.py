@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import ConcatDataset, DataLoader, Subset, default_collate, random_split
-from twins import Made, cross_entropy, make_data, make_private, train
+from twins import Made, cross_entropy, make_data, make_private, train, unstacked
 
 from hyfreedp.data.batches import groups_of
 from hyfreedp.data.sampling import poisson_loader
@@ -123,9 +123,8 @@ def test_what_the_loader_gives_for_a_record_is_the_same_whatever_the_others_are(
     loader = poisson_loader(DataLoader(data, batch_size=8, collate_fn=collate), seed=0)
     batch, rows = next(iter(loader)), loader.batch_sampler.batch(0)
     assert len(batch) == len(rows) == len(seen) > 4 and set(seen) == {1}
-    for group in groups_of(batch):
-        for i, row in enumerate(group.rows.tolist()):
-            assert repr(group.record([t[i] for t in group.tensors])) == repr(collate([data[rows[row]]]))
+    for place, record in unstacked(groups_of(batch)).items():
+        assert repr(record) == repr(collate([data[rows[place]]]))
 
 
 def standardised(rows):

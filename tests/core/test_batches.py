@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from twins import PRESETS, by_hand, flat, steps
+from twins import PRESETS, by_hand, flat, steps, unstacked
 
 from hyfreedp import token_budget
 from hyfreedp.data.batches import MOST_TOGETHER, Group, batch_length, groups_of, map_leaves, pieces, stack_records
@@ -24,15 +24,6 @@ class Pair(NamedTuple):
 class Fields:
     x: Any
     y: Any
-
-
-def unstacked(groups):
-    """The records by their places."""
-    return {
-        row: group.record([tensor[i] for tensor in group.tensors])
-        for group in groups
-        for i, row in enumerate(group.rows.tolist())
-    }
 
 
 # -- any structure, any values -----------------------------------------------------------------------------------------
@@ -178,9 +169,7 @@ def test_pieces_are_as_many_records_as_the_budget_allows(lengths, budget):
 
 
 def test_a_function_that_returns_no_size_is_refused():
-    with pytest.raises(
-        ValueError, match="what max_physical_batch_size returns must be an integer of at least 1, got 0"
-    ):
+    with pytest.raises(ValueError, match="what max_physical_batch_size returns must be an integer of at least 1, got"):
         pieces(of_lengths([2, 2, 3]), lambda record: 0)
 
 

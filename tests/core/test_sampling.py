@@ -9,7 +9,7 @@ import torch
 from opacus.data_loader import DPDataLoader
 from scipy import stats
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset, default_collate
-from twins import Made, cross_entropy, make_data, make_private, refused, train
+from twins import Made, cross_entropy, make_data, make_private, refused, train, unstacked
 
 from hyfreedp.data.batches import Records, batch_length, groups_of, map_leaves
 from hyfreedp.data.sampling import Drawn, OneByOne, PoissonSampler, poisson_loader
@@ -105,11 +105,7 @@ def fetched(data, rows, collate=default_collate, **owners):
     """The batch of some records, and its records by their places."""
     given, batch = OneByOne(data, collate, CPU, **owners).__getitems__(Drawn(5, rows, NoiseGenerator(SEED).key))
     assert given == (5, len(rows))
-    found = {}
-    for group in groups_of(batch):
-        for place, row in enumerate(group.rows.tolist()):
-            found[row] = group.record([tensor[place] for tensor in group.tensors])
-    return batch, found
+    return batch, unstacked(groups_of(batch))
 
 
 @pytest.mark.parametrize("form", FORMS)

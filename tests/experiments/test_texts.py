@@ -33,9 +33,8 @@ TEST_ROWS = [["a", "1"], ["b", "2"], ["a", "3"]]
 
 
 def as_csv(rows):
-    return "\n".join(
-        ["mr,ref", *(",".join('"' + cell.replace('"', '""') + '"' for cell in row) for row in rows)]
-    ).encode()
+    lines = [",".join('"' + cell.replace('"', '""') + '"' for cell in row) for row in rows]
+    return "\n".join(["mr,ref", *lines]).encode()
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import hyfreedp
 from hyfreedp import NoiseGenerator, Preset, PrivacyEngine, reference
+from hyfreedp.data.batches import Group
 from hyfreedp.gradients import AutomaticClipping
 from hyfreedp.noise import stream as noise
 
@@ -80,6 +81,12 @@ def make_batches(sizes: Sequence[int], *, seed: int = 2) -> list[list[Tensor]]:
     """Disjoint batches of the given sizes, 0 allowed."""
     pieces = [tensor.split(list(sizes)) for tensor in make_data(sum(sizes), seed=seed).tensors]
     return [list(batch) for batch in zip(*pieces, strict=True)]
+
+
+def unstacked(groups: Sequence[Group]) -> dict[int, Any]:
+    """The records of a batch's groups, by their places in the batch."""
+    places = [(group, i, row) for group in groups for i, row in enumerate(group.rows.tolist())]
+    return {row: group.record([tensor[i] for tensor in group.tensors]) for group, i, row in places}
 
 
 def cross_entropy(model: nn.Module) -> Callable[[list[Tensor]], Tensor]:
