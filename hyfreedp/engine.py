@@ -191,11 +191,14 @@ class PrivacyEngine:
             noise=split,
         )
         check_same_records(processes, fetched.dataset, generator.child("same records"), device)
+        sharing = math.ceil(expected_batch_size / processes.size)
+        if isinstance(max_physical_batch_size, int):
+            sharing = min(sharing, max_physical_batch_size)
         private_optimizer = HyFreeDPOptimizer(
             optimizer,
             module=module,
             plan=plan,
-            gradient_engine=make_engine(module, clipping, memory_budget=memory_budget),
+            gradient_engine=make_engine(module, clipping, memory_budget=memory_budget, sharing=sharing),
             rate_learner=rate_learner,
             sampler=sampler,
             generator=generator.child("noise"),

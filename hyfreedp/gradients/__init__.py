@@ -24,7 +24,9 @@ __all__ = [
 ]
 
 
-def make_engine(module: nn.Module, clipping: Clipping, *, memory_budget: int = MEMORY_BUDGET) -> GradientEngine:
+def make_engine(
+    module: nn.Module, clipping: Clipping, *, memory_budget: int = MEMORY_BUDGET, sharing: int = 64
+) -> GradientEngine:
     """A gradient engine for ``module``, which is not changed, or refused by :func:`check_module` (ValueError).
 
     Activation (gradient) checkpointing works if it is non-reentrant: by ``torch.utils.checkpoint.checkpoint(layer, x,
@@ -36,6 +38,8 @@ def make_engine(module: nn.Module, clipping: Clipping, *, memory_budget: int = M
         module: the model, in train mode, with its final choice of trainable parameters.
         clipping: ``AutomaticClipping()``, ``AbadiClipping(threshold)`` or ``NoClipping()``.
         memory_budget: bytes that per-sample gradients of samples mapped together may take; see ``MEMORY_BUDGET``.
+        sharing: how many samples share them, about: the expected batch size. It must not depend on the data, since a
+            sample's gradient rounds as its share of the memory allows.
     """
     check_module(module)
-    return GradientEngine(module, clipping, check_count("memory_budget", memory_budget, 0))
+    return GradientEngine(module, clipping, check_count("memory_budget", memory_budget, 0), sharing)

@@ -23,7 +23,6 @@ from hyfreedp.gradients.guard import unchanged
 from hyfreedp.gradients.isolation import SingleSample, masks_traced
 from hyfreedp.gradients.mapped import Gradients, Pass
 from hyfreedp.gradients.per_sample import (
-    MEMORY_BUDGET,
     Instantiated,
     Parts,
     norms_of,
@@ -47,7 +46,7 @@ class GradientEngine:
     The model is not wrapped or hooked.
 
     Args:
-        module, clipping, memory_budget: as for :func:`hyfreedp.gradients.make_engine`.
+        module, clipping, memory_budget, sharing: as for :func:`hyfreedp.gradients.make_engine`.
 
     Attributes:
         sensitivity: the clipping's at the last :meth:`clear`, so that all pieces of a batch and the noise use the same.
@@ -55,10 +54,10 @@ class GradientEngine:
         fallback_reason: why samples were last computed one at a time; None if they never were.
     """
 
-    def __init__(self, module: nn.Module, clipping: Clipping, memory_budget: int = MEMORY_BUDGET) -> None:
+    def __init__(self, module: nn.Module, clipping: Clipping, memory_budget: int, sharing: int) -> None:
         self.module, self.clipping = module, clipping
         self.sensitivity = clipping.sensitivity
-        self.memory_budget = memory_budget
+        self.memory_budget, self._sharing = memory_budget, sharing
         self.fallback_reason: str | None = None
         self._own_factories = False
         self._sums: dict[nn.Parameter, Tensor] = {}
@@ -184,8 +183,9 @@ class GradientEngine:
         self, loss: Loss, piece: Piece, decisions: Decisions, trained: Sequence[nn.Parameter], *, backward: bool = True
     ) -> tuple[Tensor, Gradients]:
         """Losses (n,) and gradients of a piece by one map."""
-        group, budget = piece.group, self.memory_budget
-        one_pass = Pass(trained, len(group), decisions, memory_budget=budget, own_factories=self._own_factories)
+        group = piece.group
+        memory: Any = {"memory_budget": self.memory_budget, "sharing": self._sharing}
+        one_pass = Pass(trained, len(group), decisions, own_factories=self._own_factories, **memory)
         with unchanged(self.module), masks_traced():
             losses = one_pass.losses(lambda tensors: one_number(loss(group.record(tensors))), group.tensors)
             gradients = one_pass.gradients(losses) if trained and backward else {}

@@ -85,6 +85,7 @@ class Pass(Isolated):
         size: number of samples B.
         decisions: what is known of the samples' decisions.
         memory_budget: bytes that per-sample gradients, and copies of parameters, may take.
+        sharing: how many samples share it, as far as the gradients' forms are concerned; public. None: ``size``.
         own_factories: whether tensors from ``torch.zeros`` and the like get a copy for each sample, so that the loss
             may write samples' values into them.
     """
@@ -96,15 +97,16 @@ class Pass(Isolated):
         decisions: Decisions | None = None,
         *,
         memory_budget: int,
+        sharing: int | None = None,
         own_factories: bool = False,
     ) -> None:
         super().__init__(decisions or Decisions())
-        self.level, self.memory_budget, self.memory_left = Level(size), memory_budget, memory_budget
+        self.level, self.memory_budget = Level(size), memory_budget
+        self._room = memory_budget / (sharing or size)  # bytes left for each sample's gradients
         self.trained = {id(p): p for p in trained}
         self.anchor = torch.zeros((), requires_grad=True)  # connects layers to the graph whose input needs no gradient
         self._own_factories = own_factories
         self._copies: dict[int, Tensor] = {}  # of parameters, (B, *S), by the parameter's id
-        self.tables: set[int] = set()  # parameters that were used as tables of embeddings, by id
         self._uses: dict[nn.Parameter, list[PerSampleGradients]] | None = None  # only during the backward pass
         self._raised: BaseException | None = None  # by an operation of the loss
         self._checkpoints = False  # whether the model recomputes activations (gradient checkpointing)
@@ -323,13 +325,13 @@ class Pass(Isolated):
     def add(self, p: nn.Parameter, gradients: PerSampleGradients) -> None:
         """Add the gradients from one use of ``p``, in the fastest form that the memory left allows.
 
-        Those of a tied table have norms with slack in one form only, so theirs must not depend on how many samples fit.
+        Forms round differently, so a sample's must not depend on how many others there are: memory is of each.
         """
         if self._uses is None:
             raise Unmappable("a gradient within the loss")
-        gradients = gradients.cheaper(0 if id(p) in self.tables else self.memory_left)
+        gradients = gradients.cheaper(self._room)
         if isinstance(gradients, Instantiated):
-            self.memory_left -= gradients.gradients.numel() * max(4, gradients.gradients.element_size())
+            self._room -= p.numel() * max(4, gradients.gradients.element_size())
         self._uses.setdefault(p, []).append(gradients)
 
     @contextmanager

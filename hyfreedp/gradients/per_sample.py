@@ -18,7 +18,7 @@ from torch import Tensor, nn
 # Bytes of gradients that a backward pass may keep for speed; beyond, only those no larger than their factors are kept.
 MEMORY_BUDGET = 2**28
 _SMALL = 2**12  # entries of a parameter whose gradients join those of others
-_LARGEST_RELATIVE_ERROR = 1e-3  # of a squared norm from factors; beyond, the gradient is kept instead
+_LARGEST_RELATIVE_ERROR = 1e-2  # of a squared norm from Gram matrices; beyond, gradients are formed for it
 _FORMED = 2**24  # entries of gradients that are formed at a time, for their norms alone
 _BLOCK = 256  # numbers that are summed one after the other
 SQUARES = 2**18  # most in one float32 sum, which then lacks a 2000th of them at most, and a longer one any share
@@ -56,13 +56,13 @@ class PerSampleGradients(ABC):
     def select(self, samples: Tensor | slice) -> PerSampleGradients:
         """The gradients of some samples, by their positions (n,), a boolean mask (B,) or a slice."""
 
-    def cheaper(self, memory: int) -> PerSampleGradients:
-        """The same gradients in the form that takes least time, if they may take ``memory`` bytes."""
+    def cheaper(self, memory: float) -> PerSampleGradients:
+        """The same gradients in the form that takes least time, if each may take ``memory`` bytes."""
         return self
 
     @property
-    def norm_error(self) -> Tensor | None:
-        """An upper bound of the rounding error of ``squared_norms``, shape (B,); None if it is negligible."""
+    def inexact(self) -> Tensor | None:
+        """Which gradients, booleans (B,), must be instantiated, since their tokens cancel; None if none can be."""
         return None
 
 
@@ -116,34 +116,35 @@ class OuterProducts(PerSampleGradients):
 
     @property
     def squared_norms(self) -> Tensor:
-        return self._norms_and_error[0]
+        return self._norms_and_inexact[0]
 
     @property
-    def norm_error(self) -> Tensor | None:
-        return self._norms_and_error[1]
+    def inexact(self) -> Tensor | None:
+        return self._norms_and_inexact[1]
 
     @cached_property
-    def _norms_and_error(self) -> tuple[Tensor, Tensor | None]:
-        """Squared norms, and a bound of their rounding error or the sums', which is large only if tokens cancel."""
+    def _norms_and_inexact(self) -> tuple[Tensor, Tensor | None]:
+        """Squared norms, with what rounding may have taken from them, and which are inexact, as their tokens cancel."""
         left, right = widened(self.left), widened(self.right)
         tokens, p, d = *left.shape[1:], right.shape[2]
-        tiny = torch.finfo(left.dtype).tiny  # squares below it underflow to zero: norms get what they may lack
-        if tokens == 1:
+        tiny, eps = torch.finfo(left.dtype).tiny, torch.finfo(left.dtype).eps
+        if tokens == 1:  # squares below tiny underflow to zero: norms get what they may lack
             lefts, rights = (squared_row_norms(t[:, 0]) + t.shape[2] * tiny for t in (left, right))
             return lefts * rights, None
-        if forms_norms(tokens, p, d):
+        if tokens * relative_rounding(p, d, left.dtype) > _LARGEST_RELATIVE_ERROR:  # of Gram matrices
             fitting = max(1, _FORMED // (p * d))
             slices = (slice(start, start + fitting) for start in range(0, len(left), fitting))
             norms = torch.cat([squared_row_norms(self.select(some).instantiate().flatten(1)) for some in slices])
             uncancelled = (torch.linalg.vector_norm(left, dim=2) * torch.linalg.vector_norm(right, dim=2)).sum(1)
-            most = MEMORY_BUDGET / (4 * p * d)  # samples; one more, and their sums are of factors, and round so
-            return norms, (2 * tokens**0.5 + most / 8) * torch.finfo(left.dtype).eps * uncancelled * norms.sqrt()
+            return norms, 2000 * tokens**0.5 * eps * uncancelled > norms.sqrt()  # sums would be off by a 2000th
         left_gram, right_gram = _gram(left), _gram(right)
         for gram, t in ((left_gram, left), (right_gram, right)):
             gram.diagonal(dim1=1, dim2=2).add_(t.shape[1:].numel() * tiny)
         products = left_gram.mul_(right_gram)
         uncancelled = products.diagonal(dim1=1, dim2=2).sqrt().sum(1).square()  # the norms if no tokens cancelled
-        return products.sum((1, 2)).clamp_(min=0), uncancelled.mul_(relative_rounding(p, d, left.dtype))
+        lacking = uncancelled.mul_(relative_rounding(p, d, left.dtype))
+        norms = products.sum((1, 2)).clamp_(min=0)
+        return norms + lacking, lacking > 10 * _LARGEST_RELATIVE_ERROR * norms
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         left, right = widened(self.left), widened(self.right)
@@ -161,9 +162,9 @@ class OuterProducts(PerSampleGradients):
     def select(self, samples: Tensor | slice) -> OuterProducts:
         return OuterProducts(self.left[samples], self._source[samples], self._made)
 
-    def cheaper(self, memory: int) -> PerSampleGradients:
+    def cheaper(self, memory: float) -> PerSampleGradients:
         p, d = self.left.shape[2], self.right.shape[2]
-        fits = len(self.left) * p * d * max(4, self.left.element_size()) <= memory
+        fits = p * d * max(4, self.left.element_size()) <= memory
         return self if keeps_factors(self.left.shape[1], p, d, fits) else Instantiated(self.instantiate())
 
 
@@ -176,20 +177,19 @@ def products(left: Tensor, right: Tensor) -> OuterProducts:
 def keeps_factors(tokens: int, p: int, d: int, fits: bool = False) -> bool:
     """Whether to keep T = ``tokens`` pairs of vectors of lengths p and d per sample, or else their product (p, d).
 
-    Per sample, factors are T (p + d) numbers and the gradient is p d. One that is not larger is kept: it takes less
-    memory, and no more multiplications. A larger one is kept if it ``fits`` and is formed for its norm anyway.
+    Per sample, the factors are T (p + d) numbers and the gradient is p d. A gradient that is not larger is kept: it
+    saves memory, and takes T p d multiplications, no more than the T^2 (p + d) of the Gram matrices for the norm.
+
+    A larger one is kept if it ``fits`` into memory and saves time. Factors take T^2 (p + d) multiplications for the
+    norms and T p d for the weighted sum. The gradient takes T p d to be formed, and each of its p d entries is written
+    once and read twice, which takes the time of c p d multiplications; c was measured in steps of a ViT and a GPT on a
+    CPU. So the gradient is faster if T^2 (p + d) > c p d. It is, too, if there are so many tokens that Gram
+    matrices would be inexact, since gradients are then formed for their norms anyway. With T = 1 factors are best.
     """
-    return tokens == 1 or (p * d > tokens * (p + d) and not (fits and forms_norms(tokens, p, d)))
-
-
-def forms_norms(tokens: int, p: int, d: int) -> bool:
-    """Whether gradients are formed for their norms, so that these do not depend on whether they fit into memory.
-
-    Factors take T^2 (p + d) multiplications for them. Gradients take T p d, and the time of c p d to be written once
-    and read twice (c: of a ViT and a GPT on a CPU). Gram matrices of many tokens are inexact, even if none cancel.
-    """
-    slow = _MULTIPLICATIONS_PER_ENTRY * p * d < tokens**2 * (p + d)
-    return slow or tokens * relative_rounding(p, d) > _LARGEST_RELATIVE_ERROR
+    smaller = p * d <= tokens * (p + d)
+    inexact = tokens * relative_rounding(p, d) > _LARGEST_RELATIVE_ERROR
+    faster = fits and (inexact or _MULTIPLICATIONS_PER_ENTRY * p * d < tokens**2 * (p + d))
+    return tokens == 1 or not (smaller or faster)
 
 
 def side_by_side(gradients: dict[nn.Parameter, PerSampleGradients]) -> Parts:
@@ -206,18 +206,13 @@ def side_by_side(gradients: dict[nn.Parameter, PerSampleGradients]) -> Parts:
 def norms_of(gradients: Sequence[PerSampleGradients]) -> tuple[Tensor, Tensor]:
     """||g_i|| over several parameters together, (B,), float32 or wider, inf where not finite; and which are inexact.
 
-    A norm may be inexact, a boolean (B,), because tokens of a parameter cancel. Such samples' gradients must be
-    instantiated: the form of a gradient depends on the other samples in the batch; with exact norms the clipped sum
-    does not.
+    Gradients of which one parameter's is inexact must be instantiated.
     """
     squares = torch.stack([g.squared_norms for g in gradients])
     # Rounding may leave a tiny negative square; an overflow or NaN makes the norm inf and the factor 0.
     norms = squares.sum(0).clamp_(min=0).sqrt_().nan_to_num_(nan=torch.inf, posinf=torch.inf)
-    uncertain = [(g.squared_norms, error) for g in gradients if (error := g.norm_error) is not None]
-    if not uncertain:
-        return norms, torch.zeros_like(norms, dtype=torch.bool)
-    exact, errors = (torch.stack(each) for each in zip(*uncertain, strict=True))
-    return norms, (errors > _LARGEST_RELATIVE_ERROR * exact).any(0)
+    inexact = [found for g in gradients if (found := g.inexact) is not None]
+    return norms, torch.stack(inexact).any(0) if inexact else torch.zeros_like(norms, dtype=torch.bool)
 
 
 def sum_in_blocks(gradients: PerSampleGradients, weights: Tensor) -> Tensor:
@@ -252,9 +247,13 @@ def sum_to(t: Tensor, kept: int) -> Tensor:
 
 def squared_row_norms(x: Tensor) -> Tensor:
     """Squared norms of the rows of (N, d), shape (N,), float32 or wider."""
-    parts = x.split(SQUARES, 1) if x.shape[1] > SQUARES else [x]
-    squares = (torch.linalg.vector_norm(part, dim=1, dtype=widened(x[:0]).dtype).square() for part in parts)
-    return reduce(torch.add, squares)
+    dtype, cut = widened(x[:0]).dtype, x.shape[1] // SQUARES * SQUARES
+    squares = torch.linalg.vector_norm(x[:, cut:], dim=1, dtype=dtype).square()
+    if not cut:
+        return squares
+    return squares + torch.linalg.vector_norm(x[:, :cut].unflatten(1, (-1, SQUARES)), dim=2, dtype=dtype).square().sum(
+        1
+    )
 
 
 def _gram(x: Tensor) -> Tensor:

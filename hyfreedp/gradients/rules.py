@@ -89,7 +89,6 @@ def _embedding(
 ) -> Any:
     if named["max_norm"] is not None or named["scale_grad_by_freq"] or (ids := given(one_pass, input, weight)) is None:
         return NotImplemented
-    one_pass.tables.add(id(weight))
     entries = len(weight)
     padding = None if padding_idx is None else padding_idx % entries
 

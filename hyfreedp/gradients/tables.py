@@ -84,9 +84,8 @@ class TiedTable(PerSampleGradients):
         squares = [squared_row_norms(t.flatten(1)) for t in (left, right, rows)]
         rounding = (squares[0] * squares[1] * squares[2] * rows.shape[1]).sqrt()
         rounding = rounding * relative_rounding(left.shape[2], right.shape[2], left.dtype)
-        cross = 2 * (cross + rounding) + (0 if self.head.norm_error is None else self.head.norm_error)
         separate = self.embedding.squared_norms + self.head.squared_norms
-        return torch.maximum(separate + cross, separate / 4)
+        return torch.maximum(separate + 2 * (cross + rounding), separate / 4)
 
     @property
     def block(self) -> int:

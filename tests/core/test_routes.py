@@ -23,40 +23,34 @@ def test_the_route_is_the_cheaper_by_counted_multiplications(tokens, p, d) -> No
         with FlopCounterMode(display=False) as counter:
             work()
         counts.append(counter.get_total_flops() / 4)  # multiplications for each of two samples
-    by_gradients, by_factors = counts[0] + 16 * p * d, tokens**2 * (p + d) + tokens * p * d
+    by_gradients, by_factors = counts[0] + 16 * p * d, counts[1]
     if tokens == 1:  # whose Gram matrices are numbers, and are not counted
         assert keeps_factors(tokens, p, d, True)
         return
-    assert counts[1] == (by_factors if by_factors <= by_gradients else 2 * tokens * p * d)
+    assert by_factors == tokens**2 * (p + d) + tokens * p * d
     smaller = factors.instantiate().numel() <= factors.left.numel() + factors.right.numel()
     assert keeps_factors(tokens, p, d, True) == (by_factors <= by_gradients and not smaller)
     assert keeps_factors(tokens, p, d) == (not smaller)
 
 
-def test_norms_of_many_tokens_are_those_of_formed_gradients() -> None:
-    """Gram matrices of 197 tokens are inexact: what did not fit into memory was computed anew, at 14 plain steps."""
-    left, right = torch.randn(3, 197, 384), torch.randn(3, 197, 1536)
-    left[2, 99:], right[2, 99:] = 2 * left[2, :98], -0.5 * right[2, :98]  # tokens 99 to 196 undo 98 others
-    left[2, 98] = 0
+@pytest.mark.parametrize(("tokens", "lacking"), [(196, 0.01), (400, 1e-5)])
+def test_norms_of_many_tokens_are_not_too_small_and_those_of_gradients_that_cancel_are_told(tokens, lacking) -> None:
+    """Of so many tokens all were told, and computed anew: 14 plain steps for one of a ViT. With 400 they are formed."""
+    left, right = torch.randn(3, tokens, 384), torch.randn(3, tokens, 1536)
+    left[2, tokens // 2 :], right[2, tokens // 2 :] = 2 * left[2, : tokens // 2], -0.5 * right[2, : tokens // 2]
     factors = OuterProducts(left, right)
     squares = (left.double().mT @ right.double()).flatten(1).square().sum(1)
-    torch.testing.assert_close(factors.squared_norms[:2].double(), squares[:2], rtol=1e-5, atol=0)
+    share = factors.squared_norms.double()[:2] / squares[:2] - 1
+    assert -1e-5 < share.min() and share.max() < lacking
     assert norms_of([factors])[1].tolist() == [False, False, True]
 
 
-@pytest.mark.parametrize("tokens", [33, 49])
-def test_a_norm_does_not_depend_on_whether_the_gradient_fits(tokens) -> None:
-    """One record more, with which it did not, moved the sum of 3,970 equal ones by 1.27 clips."""
-    signs = torch.ones(tokens, 1).index_fill(0, torch.arange(tokens // 2, tokens), -0.76)
-    factors = OuterProducts((0.9 * signs).expand(2, tokens, 130), torch.rand(130).expand(2, tokens, 130))
-    assert torch.equal(factors.squared_norms, factors.cheaper(2**40).squared_norms)
-
-
-def test_where_tokens_cancel_sums_do_not_depend_on_it() -> None:
-    """What rounding left of the norms of 2,322 equal records, one record more moved the sum by: 1.19 clips."""
-    signs = torch.ones(84, 1).index_fill(0, torch.arange(42, 84), -1)
-    factors = OuterProducts((signs + 0.01).expand(2, 84, 170), torch.ones(2, 84, 170))
-    assert norms_of([factors])[1].all()
+def test_the_form_of_a_gradient_does_not_depend_on_the_number_of_samples() -> None:
+    model = nn.Linear(96, 96, bias=False)
+    for size in (1, 4, 400):
+        one_pass = Pass([model.weight], size, memory_budget=6 * 4 * 96 * 96, sharing=6)
+        losses = one_pass.losses(lambda tensors: model(*tensors).square().mean(), [torch.randn(size, 46, 96)])
+        assert isinstance(one_pass.gradients(losses)[model.weight], Instantiated)
 
 
 def test_a_pass_instantiates_within_its_room_and_is_exact_with_any() -> None:
