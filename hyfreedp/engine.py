@@ -191,9 +191,8 @@ class PrivacyEngine:
             noise=split,
         )
         check_same_records(processes, fetched.dataset, generator.child("same records"), device)
-        sharing = math.ceil(expected_batch_size / processes.size)
-        if isinstance(max_physical_batch_size, int):
-            sharing = min(sharing, max_physical_batch_size)
+        expected = math.ceil(sampler.sample_rate * sampler.num_records / processes.size)
+        sharing = min(expected, max_physical_batch_size) if isinstance(max_physical_batch_size, int) else expected
         private_optimizer = HyFreeDPOptimizer(
             optimizer,
             module=module,

@@ -22,14 +22,7 @@ from hyfreedp.gradients.clipping import Clipping, bounded_factors
 from hyfreedp.gradients.guard import unchanged
 from hyfreedp.gradients.isolation import SingleSample, masks_traced
 from hyfreedp.gradients.mapped import Gradients, Pass
-from hyfreedp.gradients.per_sample import (
-    Instantiated,
-    Parts,
-    norms_of,
-    side_by_side,
-    sum_in_blocks,
-    widened,
-)
+from hyfreedp.gradients.per_sample import Instantiated, Parts, norms_of, side_by_side, sum_in_blocks, widened
 from hyfreedp.gradients.pieces import Begin, Decisions, Partition, Piece, Regroup
 from hyfreedp.pytorch.devices import without_autocast
 from hyfreedp.pytorch.layers import parameters_of

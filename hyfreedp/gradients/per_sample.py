@@ -177,14 +177,10 @@ def products(left: Tensor, right: Tensor) -> OuterProducts:
 def keeps_factors(tokens: int, p: int, d: int, fits: bool = False) -> bool:
     """Whether to keep T = ``tokens`` pairs of vectors of lengths p and d per sample, or else their product (p, d).
 
-    Per sample, the factors are T (p + d) numbers and the gradient is p d. A gradient that is not larger is kept: it
-    saves memory, and takes T p d multiplications, no more than the T^2 (p + d) of the Gram matrices for the norm.
-
-    A larger one is kept if it ``fits`` into memory and saves time. Factors take T^2 (p + d) multiplications for the
-    norms and T p d for the weighted sum. The gradient takes T p d to be formed, and each of its p d entries is written
-    once and read twice, which takes the time of c p d multiplications; c was measured in steps of a ViT and a GPT on a
-    CPU. So the gradient is faster if T^2 (p + d) > c p d. It is, too, if there are so many tokens that Gram
-    matrices would be inexact, since gradients are then formed for their norms anyway. With T = 1 factors are best.
+    Factors are T (p + d) numbers, the gradient p d. One that is not larger is kept: it takes less memory, and no more
+    multiplications. A larger one is kept if it ``fits`` and saves time: factors take T^2 (p + d) multiplications for
+    the norm and T p d for the weighted sum; the gradient takes T p d, and the time of c p d to be written once and read
+    twice (c: of a ViT and a GPT on a CPU). Where Gram matrices are inexact, it is formed for its norm anyway.
     """
     smaller = p * d <= tokens * (p + d)
     inexact = tokens * relative_rounding(p, d) > _LARGEST_RELATIVE_ERROR
