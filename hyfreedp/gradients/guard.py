@@ -79,8 +79,8 @@ def unchanged(module: nn.Module, *, by_value: bool = False) -> Iterator[None]:
         names = [repr(f"{paths.get(layer, '?')}.{name}".lstrip(".")) for layer, name in changed]
         raise Refused(
             "the forward pass in train mode changed these buffers or parameters of the model: "
-            f"{listed(names)}, which would publish raw data with the state_dict (undone but for what a script "
-            "of samples that are mapped wrote into a parameter). Call .eval() of what keeps statistics, or replace "
+            f"{listed(names)}, which would publish raw data with the state_dict (undone but for what a view or a "
+            "script of mapped samples wrote into a parameter). Call .eval() of what keeps statistics, or replace "
             "it by a layer without; register a cache with persistent=False"
         )
 

@@ -317,6 +317,7 @@ def test_tokens_that_cancel_do_not_hide_a_norm(magnitude, clipping):
         (lambda: nn.Linear(2**22, 1, bias=False), torch.tensor([0.5625]).expand(2**22)),
         (lambda: nn.Linear(2**21, 4, bias=False), torch.tensor([0.625]).expand(2, 2**21)),
         (lambda: nn.Embedding(2**17, 1), torch.arange(2**17)),
+        (lambda: nn.Linear(2**18, 16, bias=False), torch.tensor([5 * [0.5625] + 3 * [-0.82125]]).mT.expand(8, 2**18)),
     ],
 )
 def test_many_equal_squares_do_not_hide_a_norm(build, record):
