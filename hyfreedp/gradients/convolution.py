@@ -68,21 +68,21 @@ def _weight_gradients(
     x: Tensor, g: Tensor, shape: torch.Size, stride: Each, padding: Each, dilation: Each, groups: int
 ) -> OuterProducts | Instantiated:
     """Of a weight of ``shape`` (P, C / groups, ...), from inputs (B, R, C, ...) and output gradients (B, R, P, ...)."""
-    kernel = tuple(shape[2:])
+    kernel, n = tuple(shape[2:]), len(shape) - 2
 
     def patches(x: Tensor) -> Tensor:
         """(B, R T, C * kernel)."""
-        two = len(kernel) == 2
-        images = x.flatten(0, 1) if two else x.flatten(0, 1).unsqueeze(2)  # a signal is an image of height 1
-        geometry = zip((1, 1, 0, 1), (kernel, dilation, padding, stride), strict=True)
-        unfolded = F.unfold(images, *(each if two else (one, *each) for one, each in geometry))
-        return unfolded.unflatten(0, x.shape[:2]).mT.flatten(1, 2)
+        x = F.pad(x, [side for each in reversed(padding) for side in (each, each)])
+        for i in range(n):  # windows, (B, R, C, *positions, *kernel)
+            x = x.unfold(3 + i, dilation[i] * (kernel[i] - 1) + 1, stride[i])[..., :: dilation[i]]
+        by_position = x.permute(0, 1, 2, *range(3 + n, 3 + 2 * n), *range(3, 3 + n)).flatten(3 + n).flatten(2, 2 + n)
+        return by_position.mT.flatten(1, 2)
 
     positions = g.shape[1] * g.shape[3:].numel()
-    if groups == 1 and len(kernel) < 3 and keeps_factors(positions, shape[0], shape[1:].numel()):  # F.unfold lacks 3-D
+    if groups == 1 and keeps_factors(positions, shape[0], shape[1:].numel()):
         return OuterProducts(g.flatten(3).mT.flatten(1, 2), x, patches)
     # One convolution with the samples' channels side by side, in which each sample is a group.
-    weight_gradient = (conv1d_weight, conv2d_weight, conv3d_weight)[len(kernel) - 1]
+    weight_gradient = (conv1d_weight, conv2d_weight, conv3d_weight)[n - 1]
     x, g, samples = x.transpose(0, 1).flatten(1, 2), g.transpose(0, 1).flatten(1, 2), len(x)
     with exact_convolutions():  # as the norms are
         found = weight_gradient(x, (g.shape[1], *shape[1:]), g, stride, padding, dilation, samples * groups)

@@ -52,10 +52,10 @@ def test_linear_of_any_shape(batch, tokens, width, out, bias) -> None:
 @settings(max_examples=15)
 @given(
     groups=st.integers(1, 2), kernel=st.integers(1, 3), stride=st.integers(1, 3), padding=st.integers(0, 2),
-    dilation=st.integers(1, 2), size=st.integers(5, 8), out=st.sampled_from([2, 30]), dims=st.integers(1, 2),
+    dilation=st.integers(1, 2), size=st.integers(5, 8), out=st.sampled_from([2, 30]), dims=st.integers(1, 3),
 )  # fmt: skip
 def test_convolution_of_any_shape(groups, kernel, stride, padding, dilation, size, out, dims) -> None:
-    model = (nn.Conv1d, nn.Conv2d)[dims - 1](4, out, kernel, stride, padding, dilation, groups).double()
+    model = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[dims - 1](4, out, kernel, stride, padding, dilation, groups).double()
     x = torch.randn(3, 4, *[size] * dims).double()
     assert_exact(Example(model, (x,), lambda model, x: model(x).square().flatten(1).sum(1)))
 
