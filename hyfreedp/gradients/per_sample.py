@@ -182,10 +182,9 @@ def keeps_factors(tokens: int, p: int, d: int, fits: bool = False) -> bool:
     the norm and T p d for the weighted sum; the gradient takes T p d, and the time of c p d to be written once and read
     twice (c: of a ViT and a GPT on a CPU). Where Gram matrices are inexact, it is formed for its norm anyway.
     """
-    smaller = p * d <= tokens * (p + d)
     inexact = tokens * relative_rounding(p, d) > _LARGEST_RELATIVE_ERROR
     faster = fits and (inexact or _MULTIPLICATIONS_PER_ENTRY * p * d < tokens**2 * (p + d))
-    return tokens == 1 or not (smaller or faster)
+    return tokens == 1 or (p * d > tokens * (p + d) and not faster)
 
 
 def side_by_side(gradients: dict[nn.Parameter, PerSampleGradients]) -> Parts:
@@ -247,9 +246,8 @@ def squared_row_norms(x: Tensor) -> Tensor:
     squares = torch.linalg.vector_norm(x[:, cut:], dim=1, dtype=dtype).square()
     if not cut:
         return squares
-    return squares + torch.linalg.vector_norm(x[:, :cut].unflatten(1, (-1, SQUARES)), dim=2, dtype=dtype).square().sum(
-        1
-    )
+    parts = x[:, :cut].unflatten(1, (-1, SQUARES))
+    return squares + torch.linalg.vector_norm(parts, dim=2, dtype=dtype).square().sum(1)
 
 
 def _gram(x: Tensor) -> Tensor:

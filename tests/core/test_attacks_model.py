@@ -327,6 +327,16 @@ def test_many_equal_squares_do_not_hide_a_norm(build, record):
     assert total(make_engine(layer, AbadiClipping(1.0)), loss, record[None]).norm() <= 1.0003
 
 
+def test_tokens_of_a_tied_head_that_cancel_do_not_hide_a_norm():
+    """Products of integers cancel exactly, but not times a factor: what rounding left of them counted as 34 clips."""
+    table, signs = nn.Embedding(8192, 256), torch.randint(1, 4, (110, 1)).float()
+    left, right = torch.randint(1, 201, (8192,)).float(), torch.randint(1, 201, (256,)).float()
+    x = torch.cat([right * torch.cat([signs, -signs.flip(0)]), torch.eye(1, 256)])[torch.randperm(221)]
+    g = torch.where(x[:, 1:2] == 0, torch.eye(1, 8192), left)  # the gradient of the last token alone has length one
+    loss = lambda x: (F.linear(x[0] + 1e-20 * table(torch.zeros(221).long()), table.weight) * g).sum()  # noqa: E731
+    assert total(make_engine(table, AbadiClipping(0.3)), loss, x[None]).norm() <= 1.0003 * 0.3
+
+
 @each(clipping=[AutomaticClipping(), AbadiClipping(0.01)], tokens=[1, 4])
 def test_squares_that_underflow_do_not_hide_a_norm(tokens, clipping):
     """A huge input and a tiny gradient, whose squares are infinite and zero: their product is neither."""
