@@ -211,13 +211,9 @@ class GradientEngine:
 
         From the second piece on sums are float64: rounding errors of many pieces could add up to more than a clip.
         """
-        norms, inexact = norms_of([g for _, g in parts])
-        kept = norms.isfinite() & ~inexact  # others are left out, not multiplied by 0, since 0 * NaN is NaN
-        if not (all_kept := bool(kept.all())):  # waits for the device
-            fitting = max(1, self.memory_budget // sum(4 * p.numel() for of, _ in parts for p in of))
-            for some in inexact.nonzero()[:, 0].split(fitting):
-                whole: Parts = [(of, Instantiated(widened(g.select(some).instantiate()))) for of, g in parts]
-                norms[some] = self._add_clipped(whole, None if weights is None else weights[some])
+        norms = norms_of([g for _, g in parts])
+        kept = norms.isfinite()  # others are left out, not multiplied by 0, since 0 * NaN is NaN
+        all_kept = bool(kept.all())  # waits for the device
         factors = bounded_factors(self.clipping, norms if all_kept else norms[kept], self.sensitivity)
         if weights is not None:
             factors = factors * (weights if all_kept else weights[kept]).to(factors)

@@ -60,11 +60,6 @@ class PerSampleGradients(ABC):
         """The same gradients in the form that takes least time, if each may take ``memory`` bytes."""
         return self
 
-    @property
-    def inexact(self) -> Tensor | None:
-        """Which gradients, booleans (B,), must be instantiated, since their tokens cancel; None if none can be."""
-        return None
-
 
 Parts = list[tuple[list[nn.Parameter], PerSampleGradients]]  # with the parameters whose gradients they are
 
@@ -114,37 +109,27 @@ class OuterProducts(PerSampleGradients):
         large = min(self.left.shape[2], self._made(self._source[:1]).shape[2]) >= _LARGE
         return max(1, _BLOCK * (_ROWS_OF_BLAS if large else 1) // tokens)
 
-    @property
-    def squared_norms(self) -> Tensor:
-        return self._norms_and_inexact[0]
-
-    @property
-    def inexact(self) -> Tensor | None:
-        return self._norms_and_inexact[1]
-
     @cached_property
-    def _norms_and_inexact(self) -> tuple[Tensor, Tensor | None]:
-        """Squared norms, with what rounding may have taken from them, and which are inexact, as their tokens cancel."""
+    def squared_norms(self) -> Tensor:
+        """With what rounding may have taken from them, or from sums, which is a large share only if tokens cancel."""
         left, right = widened(self.left), widened(self.right)
         tokens, p, d = *left.shape[1:], right.shape[2]
         tiny, eps = torch.finfo(left.dtype).tiny, torch.finfo(left.dtype).eps
         if tokens == 1:  # squares below tiny underflow to zero: norms get what they may lack
             lefts, rights = (squared_row_norms(t[:, 0]) + t.shape[2] * tiny for t in (left, right))
-            return lefts * rights, None
-        if tokens * relative_rounding(p, d, left.dtype) > _LARGEST_RELATIVE_ERROR:  # of Gram matrices
+            return lefts * rights
+        if tokens * relative_rounding(p, d, left.dtype) > _LARGEST_RELATIVE_ERROR:
             fitting = max(1, _FORMED // (p * d))
             slices = (slice(start, start + fitting) for start in range(0, len(left), fitting))
-            norms = torch.cat([squared_row_norms(self.select(some).instantiate().flatten(1)) for some in slices])
+            squares = torch.cat([squared_row_norms(self.select(some).instantiate().flatten(1)) for some in slices])
             uncancelled = (torch.linalg.vector_norm(left, dim=2) * torch.linalg.vector_norm(right, dim=2)).sum(1)
-            return norms, 2000 * tokens**0.5 * eps * uncancelled > norms.sqrt()  # sums would be off by a 2000th
+            return squares + (1000 * tokens**0.5 * eps * uncancelled).square()  # so sums are off by a 1000th at most
         left_gram, right_gram = _gram(left), _gram(right)
         for gram, t in ((left_gram, left), (right_gram, right)):
             gram.diagonal(dim1=1, dim2=2).add_(t.shape[1:].numel() * tiny)
         products = left_gram.mul_(right_gram)
-        uncancelled = products.diagonal(dim1=1, dim2=2).sqrt().sum(1).square()  # the norms if no tokens cancelled
-        lacking = uncancelled.mul_(relative_rounding(p, d, left.dtype))
-        norms = products.sum((1, 2)).clamp_(min=0)
-        return norms + lacking, lacking > 10 * _LARGEST_RELATIVE_ERROR * norms
+        uncancelled = products.diagonal(dim1=1, dim2=2).sqrt().sum(1)  # the norms if no tokens cancelled
+        return products.sum((1, 2)).clamp_(min=0) + relative_rounding(p, d, left.dtype) * uncancelled.square()
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         left, right = widened(self.left), widened(self.right)
@@ -156,7 +141,7 @@ class OuterProducts(PerSampleGradients):
         return left.flatten(0, 1).T @ right.flatten(0, 1)
 
     def instantiate(self) -> Tensor:
-        """In float32 or wider: the form depends on the number of samples, and half precision would move them all."""
+        """In float32 or wider, so that no form rounds to half precision."""
         return widened(self.left).mT @ widened(self.right)
 
     def select(self, samples: Tensor | slice) -> OuterProducts:
@@ -198,16 +183,11 @@ def side_by_side(gradients: dict[nn.Parameter, PerSampleGradients]) -> Parts:
     return joined + [([p], gradients.pop(p)) for p in list(gradients)]
 
 
-def norms_of(gradients: Sequence[PerSampleGradients]) -> tuple[Tensor, Tensor]:
-    """||g_i|| over several parameters together, (B,), float32 or wider, inf where not finite; and which are inexact.
-
-    Gradients of which one parameter's is inexact must be instantiated.
-    """
-    squares = torch.stack([g.squared_norms for g in gradients])
+def norms_of(gradients: Sequence[PerSampleGradients]) -> Tensor:
+    """||g_i|| over several parameters together, shape (B,), float32 or wider, inf where not finite."""
+    squares = torch.stack([g.squared_norms for g in gradients]).sum(0)
     # Rounding may leave a tiny negative square; an overflow or NaN makes the norm inf and the factor 0.
-    norms = squares.sum(0).clamp_(min=0).sqrt_().nan_to_num_(nan=torch.inf, posinf=torch.inf)
-    inexact = [found for g in gradients if (found := g.inexact) is not None]
-    return norms, torch.stack(inexact).any(0) if inexact else torch.zeros_like(norms, dtype=torch.bool)
+    return squares.clamp_(min=0).sqrt_().nan_to_num_(nan=torch.inf, posinf=torch.inf)
 
 
 def sum_in_blocks(gradients: PerSampleGradients, weights: Tensor) -> Tensor:

@@ -87,8 +87,6 @@ class TiedTable(PerSampleGradients):
         separate = self.embedding.squared_norms + self.head.squared_norms
         return torch.maximum(separate + 2 * (cross + rounding), separate / 4)
 
-    inexact = property(lambda self: self.head.inexact)
-
     @property
     def block(self) -> int:
         return min(self.embedding.block, self.head.block)
