@@ -119,9 +119,8 @@ class OuterProducts(PerSampleGradients):
             lefts, rights = (squared_row_norms(t[:, 0]) + t.shape[2] * tiny for t in (left, right))
             return lefts * rights
         if tokens * relative_rounding(p, d, left.dtype) > _LARGEST_RELATIVE_ERROR:
-            fitting = max(1, _FORMED // (p * d))
-            slices = (slice(start, start + fitting) for start in range(0, len(left), fitting))
-            squares = torch.cat([squared_row_norms(self.select(some).instantiate().flatten(1)) for some in slices])
+            pairs = zip(*(t.split(max(1, _FORMED // (p * d))) for t in (left, right)), strict=True)
+            squares = torch.cat([squared_row_norms((some.mT @ others).flatten(1)) for some, others in pairs])
             uncancelled = (torch.linalg.vector_norm(left, dim=2) * torch.linalg.vector_norm(right, dim=2)).sum(1)
             return squares + (1000 * tokens**0.5 * eps * uncancelled).square()  # so sums are off by a 1000th at most
         left_gram, right_gram = _gram(left), _gram(right)
