@@ -171,6 +171,10 @@ class PrivacyEngine:
             noise_std = split.sigma_gradient * clipping.sensitivity if private else 0.0
             noise_std /= sampler.sample_rate * sampler.num_records
             rate_learner = _make_rate_learner(plan, module, optimizer, noise_std)
+            sharing = math.ceil(sampler.sample_rate * sampler.num_records / processes.size)
+            if max_physical_batch_size is not None and not callable(max_physical_batch_size):
+                name = "max_physical_batch_size, unless it is None or a function of a record,"
+                sharing = min(sharing, check_count(name, max_physical_batch_size, 1))
         tensors = [*module.named_parameters(), *module.named_buffers()]
         processes.agree(
             records=sampler.num_records,
@@ -191,8 +195,6 @@ class PrivacyEngine:
             noise=split,
         )
         check_same_records(processes, fetched.dataset, generator.child("same records"), device)
-        expected = math.ceil(sampler.sample_rate * sampler.num_records / processes.size)
-        sharing = min(expected, max_physical_batch_size) if isinstance(max_physical_batch_size, int) else expected
         private_optimizer = HyFreeDPOptimizer(
             optimizer,
             module=module,

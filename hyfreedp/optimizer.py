@@ -19,7 +19,6 @@ import torch
 from torch import nn
 
 from hyfreedp.accounting import NoiseSplit, PrivacyLedger
-from hyfreedp.checks import check_count
 from hyfreedp.data.batches import Loss, PhysicalBatchSize, batch_length
 from hyfreedp.data.sampling import PoissonSampler
 from hyfreedp.gradients import GradientEngine
@@ -74,9 +73,6 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
         without_guarantee: bool = False,
         processes: Processes,
     ) -> None:
-        size = max_physical_batch_size
-        if size is not None and not callable(size):
-            check_count("max_physical_batch_size, unless it is None or a function of a record,", size, 1)
         super().__init__(optimizer)
         self.module, self.plan = module, plan
         self._sampler, self._sampled = sampler, not without_guarantee
@@ -86,7 +82,7 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
         )
         self.ledger = PrivacyLedger(plan.split)
         self.expected_batch_size = sampler.sample_rate * sampler.num_records
-        self.max_physical_batch_size = size
+        self.max_physical_batch_size = max_physical_batch_size
         self.diagnostics = diagnostics
         self.processes = processes
         self._base = BaseOptimizer(optimizer, module, plan.learns_rate, plan.decays)

@@ -42,4 +42,5 @@ def make_engine(
             sample's gradient rounds as its share of the memory allows.
     """
     check_module(module)
-    return GradientEngine(module, clipping, check_count("memory_budget", memory_budget, 0), sharing)
+    memory_budget, sharing = check_count("memory_budget", memory_budget, 0), check_count("sharing", sharing, 1)
+    return GradientEngine(module, clipping, memory_budget, sharing)

@@ -176,9 +176,8 @@ class GradientEngine:
         self, loss: Loss, piece: Piece, decisions: Decisions, trained: Sequence[nn.Parameter], *, backward: bool = True
     ) -> tuple[Tensor, Gradients]:
         """Losses (n,) and gradients of a piece by one map."""
-        group = piece.group
-        memory: Any = {"memory_budget": self.memory_budget, "sharing": self._sharing}
-        one_pass = Pass(trained, len(group), decisions, own_factories=self._own_factories, **memory)
+        group, budget, own = piece.group, self.memory_budget, self._own_factories
+        one_pass = Pass(trained, len(group), decisions, memory_budget=budget, sharing=self._sharing, own_factories=own)
         with unchanged(self.module), masks_traced():
             losses = one_pass.losses(lambda tensors: one_number(loss(group.record(tensors))), group.tensors)
             gradients = one_pass.gradients(losses) if trained and backward else {}

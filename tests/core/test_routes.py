@@ -51,6 +51,8 @@ def test_the_form_of_a_gradient_does_not_depend_on_the_number_of_samples() -> No
         one_pass = Pass([model.weight], size, memory_budget=6 * 4 * 96 * 96, sharing=6)
         losses = one_pass.losses(lambda tensors: model(*tensors).square().mean(), [torch.randn(size, 46, 96)])
         assert isinstance(one_pass.gradients(losses)[model.weight], Instantiated)
+    with pytest.raises(ValueError, match="sharing must be an integer of at least 1, got 0"):
+        make_engine(model, AutomaticClipping(), sharing=0)
 
 
 def test_a_pass_instantiates_within_its_room_and_is_exact_with_any() -> None:
