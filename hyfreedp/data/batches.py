@@ -19,7 +19,6 @@ from hyfreedp.checks import check_count
 Loss = Callable[[Any], Tensor]  # maps one record, as collate_fn([record]) returns it, to one number
 PhysicalBatchSize = int | Callable[[Any], int] | None  # most samples at once; a function for records like its argument
 
-MOST_TOGETHER = 4096  # samples: beyond, float32 sums are off by a clip where all gradients agree
 _PLAIN_TYPES = {bool, int, float, str, bytes, type(None)}
 _SHARED = "what all samples share is no part of a batch; let the loss have it from outside"
 
@@ -216,20 +215,6 @@ def of_one_form(records: Sequence[Any]) -> bool:
     first = _key(records[0], _type)
     # An object's keys are never equal, so the first record is compared with itself, too.
     return all(_key(record, _type) == first for record in records)
-
-
-def pieces(groups: Iterable[Group], size: PhysicalBatchSize) -> list[Group]:
-    """Split groups into pieces of at most ``size`` samples; a function is called with each group's first record.
-
-    No piece has more than :data:`MOST_TOGETHER`, since sums over pieces are float64.
-    """
-    cut: list[Group] = []
-    for group in groups:
-        most = size(group.record([tensor[0].clone() for tensor in group.tensors])) if callable(size) else size
-        most = MOST_TOGETHER if size is None else check_count("what max_physical_batch_size returns", most, 1)
-        most = min(most, MOST_TOGETHER)
-        cut += [group.take(slice(start, start + most)) for start in range(0, len(group), most)]
-    return cut
 
 
 def token_budget(tokens_of: Callable[[Any], int], budget: int) -> Callable[[Any], int]:

@@ -13,9 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hyfreedp.data.batches import Group, PhysicalBatchSize, groups_of, pieces
+from hyfreedp.checks import check_count
+from hyfreedp.data.batches import Group, PhysicalBatchSize, groups_of
 from hyfreedp.errors import Refused
 
+MOST_TOGETHER = 4096  # samples: beyond, float32 sums are off by a clip where all gradients agree
 Path = tuple[Tensor, ...]  # the answers to the first decisions of Python
 
 
@@ -150,10 +152,19 @@ class Partition:
 
     @classmethod
     def of(cls, batch: Any, size: PhysicalBatchSize = None) -> Partition:
-        """A batch in pieces of at most ``size`` samples; a partition stays as it is."""
+        """A batch in pieces of at most ``size`` samples; a partition stays as it is.
+
+        A function is called with each group's first record. No piece has more than :data:`MOST_TOGETHER` samples.
+        """
         if isinstance(batch, Partition):
             return batch
-        return cls([Piece(group) for group in pieces(groups_of(batch), size)])
+        made = []
+        for group in groups_of(batch):
+            most = size(group.record([tensor[0].clone() for tensor in group.tensors])) if callable(size) else size
+            most = MOST_TOGETHER if size is None else check_count("what max_physical_batch_size returns", most, 1)
+            starts = range(0, len(group), min(most, MOST_TOGETHER))
+            made += [Piece(group.take(slice(start, start + starts.step))) for start in starts]
+        return cls(made)
 
     def in_order(self, parts: Sequence[Tensor], device: torch.device) -> Tensor:
         """Values of each piece's samples, joined in the order of the batch, shape ``(B,)``."""

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from twins import PRESETS, by_hand, flat, steps, unstacked
 
 from hyfreedp import token_budget
-from hyfreedp.data.batches import MOST_TOGETHER, Group, batch_length, groups_of, map_leaves, pieces, stack_records
+from hyfreedp.data.batches import Group, batch_length, groups_of, map_leaves, stack_records
+from hyfreedp.gradients.pieces import MOST_TOGETHER, Partition
 
 
 class Pair(NamedTuple):
@@ -52,7 +53,8 @@ def test_each_record_comes_out_as_it_went_in(records, size, data):
     batch = stack_records(records)
     assert len(batch) == batch_length(batch) == len(records)
     sent = pickle.loads(pickle.dumps(batch)).to("cpu")
-    for groups in (batch.groups, pieces(groups_of(sent), size), pieces(batch.groups, lambda record: size)):
+    partitions = Partition.of(sent, size), Partition.of(batch, lambda record: size)
+    for groups in (batch.groups, *([piece.group for piece in one.pieces] for one in partitions)):
         found = unstacked(groups)
         assert sorted(found) == list(range(len(records))) and sum(map(len, groups)) == len(records)
         assert [repr(found[row]) for row in range(len(records))] == list(map(repr, records))
@@ -151,17 +153,18 @@ def test_records_are_not_taken_apart():
 
 
 def of_lengths(lengths):
-    return stack_records({"input_ids": torch.zeros(1, length)} for length in lengths).groups
+    return stack_records({"input_ids": torch.zeros(1, length)} for length in lengths)
 
 
 def test_no_piece_has_more_samples_than_float32_sums_bear():
-    assert [len(piece) for piece in pieces(groups_of([torch.zeros(5000)]), None)] == [MOST_TOGETHER, 904]
+    assert [len(piece.group) for piece in Partition.of([torch.zeros(5000)]).pieces] == [MOST_TOGETHER, 904]
 
 
 @given(lengths=st.lists(st.integers(0, 9), max_size=40), budget=st.integers(1, 40))
 def test_pieces_are_as_many_records_as_the_budget_allows(lengths, budget):
     """Every record once; tokens within the budget, or one record; no more pieces than that needs."""
-    found = pieces(of_lengths(lengths), token_budget(lambda record: record["input_ids"].shape[1], budget))
+    of_record = token_budget(lambda record: record["input_ids"].shape[1], budget)
+    found = [piece.group for piece in Partition.of(of_lengths(lengths), of_record).pieces]
     assert sorted(row for piece in found for row in piece.rows.tolist()) == list(range(len(lengths)))
     assert all(len(piece) == 1 or len(piece) * piece.tensors[0].shape[2] <= budget for piece in found)
     most = {length: max(1, budget // max(1, length)) for length in lengths}
@@ -170,13 +173,13 @@ def test_pieces_are_as_many_records_as_the_budget_allows(lengths, budget):
 
 def test_a_function_that_returns_no_size_is_refused():
     with pytest.raises(ValueError, match="what max_physical_batch_size returns must be an integer of at least 1, got"):
-        pieces(of_lengths([2, 2, 3]), lambda record: 0)
+        Partition.of(of_lengths([2, 2, 3]), lambda record: 0)
 
 
 def test_a_function_that_writes_into_its_record_gets_a_copy():
     """Else it would write into the first record, and which that is depends on others: it moved a sum by 1.3 clips."""
-    (piece,) = pieces(of_lengths([2, 2]), lambda record: int(record["input_ids"].add_(2).max()))
-    assert not piece.tensors[0].any()
+    (piece,) = Partition.of(of_lengths([2, 2]), lambda record: int(record["input_ids"].add_(2).max())).pieces
+    assert not piece.group.tensors[0].any()
 
 
 @pytest.mark.parametrize("preset", PRESETS.values())
