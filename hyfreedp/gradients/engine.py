@@ -22,7 +22,7 @@ from hyfreedp.gradients.clipping import Clipping, bounded_factors
 from hyfreedp.gradients.guard import unchanged
 from hyfreedp.gradients.isolation import SingleSample, masks_traced
 from hyfreedp.gradients.mapped import Gradients, Pass
-from hyfreedp.gradients.per_sample import Instantiated, Parts, norms_of, side_by_side, sum_in_blocks, widened
+from hyfreedp.gradients.per_sample import Instantiated, Parts, side_by_side, sum_in_blocks, widened
 from hyfreedp.gradients.pieces import Begin, Decisions, Partition, Piece, Regroup
 from hyfreedp.pytorch.devices import without_autocast
 from hyfreedp.pytorch.layers import parameters_of
@@ -206,11 +206,13 @@ class GradientEngine:
         return value.detach(), {p: Instantiated(g[None]) for p, g in found if g is not None}
 
     def _add_clipped(self, parts: Parts, weights: Tensor | None) -> Tensor:
-        """Add sum_i w_i c_i g_i to the sums; returns the norms (n,). Empties ``parts``, to free memory early.
+        """Add sum_i w_i c_i g_i to the sums; returns the norms (n,) of all parts together, inf where not finite.
 
-        From the second piece on sums are float64: rounding errors of many pieces could add up to more than a clip.
+        Empties ``parts``, to free memory early. From the second piece on sums are float64: rounding errors of many
+        pieces could add up to more than a clip.
         """
-        norms = norms_of([g for _, g in parts])
+        norms = torch.stack([g.squared_norms for _, g in parts]).sum(0).sqrt_()
+        norms.nan_to_num_(nan=torch.inf, posinf=torch.inf)
         kept = norms.isfinite()  # others are left out, not multiplied by 0, since 0 * NaN is NaN
         all_kept = bool(kept.all())  # waits for the device
         factors = bounded_factors(self.clipping, norms if all_kept else norms[kept], self.sensitivity)

@@ -9,7 +9,7 @@ T the gradient itself takes less memory or time than its factors, and is kept in
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cached_property, reduce
 
 import torch
@@ -180,13 +180,6 @@ def side_by_side(gradients: dict[nn.Parameter, PerSampleGradients]) -> Parts:
     rows = [widened(gradients.pop(p).instantiate().reshape(-1, p.numel())) for p in small]
     joined: Parts = [(small, Instantiated(torch.cat(rows, 1)))] if small else []
     return joined + [([p], gradients.pop(p)) for p in list(gradients)]
-
-
-def norms_of(gradients: Sequence[PerSampleGradients]) -> Tensor:
-    """||g_i|| over several parameters together, shape (B,), float32 or wider, inf where not finite."""
-    squares = torch.stack([g.squared_norms for g in gradients]).sum(0)
-    # Rounding may leave a tiny negative square; an overflow or NaN makes the norm inf and the factor 0.
-    return squares.clamp_(min=0).sqrt_().nan_to_num_(nan=torch.inf, posinf=torch.inf)
 
 
 def sum_in_blocks(gradients: PerSampleGradients, weights: Tensor) -> Tensor:
