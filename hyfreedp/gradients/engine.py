@@ -23,7 +23,7 @@ from hyfreedp.gradients.guard import unchanged
 from hyfreedp.gradients.isolation import SingleSample, masks_traced
 from hyfreedp.gradients.mapped import Gradients, Pass
 from hyfreedp.gradients.per_sample import Instantiated, Parts, side_by_side, sum_in_blocks, widened
-from hyfreedp.gradients.pieces import Begin, Decisions, Partition, Piece, Regroup
+from hyfreedp.gradients.pieces import MOST_TOGETHER, Begin, Decisions, Partition, Piece, Regroup
 from hyfreedp.pytorch.devices import without_autocast
 from hyfreedp.pytorch.layers import parameters_of
 
@@ -50,7 +50,7 @@ class GradientEngine:
     def __init__(self, module: nn.Module, clipping: Clipping, memory_budget: int, sharing: int) -> None:
         self.module, self.clipping = module, clipping
         self.sensitivity = clipping.sensitivity
-        self.memory_budget, self._sharing = memory_budget, sharing
+        self.memory_budget, self._sharing = memory_budget, min(sharing, MOST_TOGETHER)
         self.fallback_reason: str | None = None
         self._own_factories = False
         self._sums: dict[nn.Parameter, Tensor] = {}
