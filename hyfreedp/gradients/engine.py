@@ -22,7 +22,7 @@ from hyfreedp.gradients.clipping import Clipping, bounded_factors
 from hyfreedp.gradients.guard import unchanged
 from hyfreedp.gradients.isolation import SingleSample, masks_traced
 from hyfreedp.gradients.mapped import Gradients, Pass
-from hyfreedp.gradients.per_sample import Instantiated, Parts, side_by_side, sum_in_blocks, widened
+from hyfreedp.gradients.per_sample import Instantiated, PerSampleGradients, sum_in_blocks, widened
 from hyfreedp.gradients.pieces import MOST_TOGETHER, Begin, Decisions, Partition, Piece, Regroup
 from hyfreedp.pytorch.devices import without_autocast
 from hyfreedp.pytorch.layers import parameters_of
@@ -30,6 +30,7 @@ from hyfreedp.pytorch.layers import parameters_of
 _NO_GRADIENT = (
     "loss must have a gradient by the model's parameters: is it under no_grad, detached, or by another model?"
 )
+_SMALL = 2**12  # entries of a parameter whose gradients join those of others
 _MAX_ATTEMPTS = 50  # of a sample alone, to decide as its piece did
 
 
@@ -90,7 +91,7 @@ class GradientEngine:
                 if not gradients:
                     raise Refused(_NO_GRADIENT)
                 with without_autocast(self.device):  # it would round the sums
-                    norms.append(self._add_clipped(side_by_side(gradients), chosen))
+                    norms.append(self._add_clipped(gradients, chosen))
         return partition.in_order(losses, self.device), partition.in_order(norms, self.device)
 
     @torch.no_grad()
@@ -205,12 +206,18 @@ class GradientEngine:
             found = zip(trained, _plain_gradients(value, trained), strict=True)
         return value.detach(), {p: Instantiated(g[None]) for p, g in found if g is not None}
 
-    def _add_clipped(self, parts: Parts, weights: Tensor | None) -> Tensor:
-        """Add sum_i w_i c_i g_i to the sums; returns the norms (n,) of all parts together, inf where not finite.
+    def _add_clipped(self, gradients: Gradients, weights: Tensor | None) -> Tensor:
+        """Add sum_i w_i c_i g_i to the sums; returns the norms (n,), inf where not finite. Empties ``gradients``.
 
-        Empties ``parts``, to free memory early. From the second piece on sums are float64: rounding errors of many
-        pieces could add up to more than a clip.
+        Small gradients become one row of each sample, since every call of torch takes time. From the second piece on
+        sums are float64: rounding errors of many pieces could add up to more than a clip.
         """
+        parts: list[tuple[list[nn.Parameter], PerSampleGradients]] = []  # and whose they are; each can be freed alone
+        small = [p for p, g in gradients.items() if isinstance(g, Instantiated) and 0 < p.numel() <= _SMALL]
+        if small:
+            rows = (widened(gradients.pop(p).instantiate().reshape(-1, p.numel())) for p in small)
+            parts.append((small, Instantiated(torch.cat([*rows], 1))))
+        parts += [([p], gradients.pop(p)) for p in list(gradients)]
         norms = torch.stack([g.squared_norms for _, g in parts]).sum(0).sqrt_()
         norms.nan_to_num_(nan=torch.inf, posinf=torch.inf)
         kept = norms.isfinite()  # others are left out, not multiplied by 0, since 0 * NaN is NaN

@@ -13,11 +13,10 @@ from collections.abc import Callable
 from functools import cached_property, reduce
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 # Bytes of gradients that a backward pass may keep for speed; beyond, only those no larger than their factors are kept.
 MEMORY_BUDGET = 2**28
-_SMALL = 2**12  # entries of a parameter whose gradients join those of others
 _LARGEST_RELATIVE_ERROR = 1e-2  # of a squared norm from Gram matrices; beyond, gradients are formed for it
 _FORMED = 2**24  # entries of gradients that are formed at a time, for their norms alone
 _BLOCK = 256  # numbers that are summed one after the other
@@ -59,9 +58,6 @@ class PerSampleGradients(ABC):
     def cheaper(self, memory: float) -> PerSampleGradients:
         """The same gradients in the form that takes least time, if each may take ``memory`` bytes."""
         return self
-
-
-Parts = list[tuple[list[nn.Parameter], PerSampleGradients]]  # with the parameters whose gradients they are
 
 
 class Instantiated(PerSampleGradients):
@@ -169,17 +165,6 @@ def keeps_factors(tokens: int, p: int, d: int, fits: bool = False) -> bool:
     inexact = tokens * relative_rounding(p, d) > _LARGEST_RELATIVE_ERROR
     faster = fits and (inexact or _MULTIPLICATIONS_PER_ENTRY * p * d < tokens**2 * (p + d))
     return tokens == 1 or (p * d > tokens * (p + d) and not faster)
-
-
-def side_by_side(gradients: dict[nn.Parameter, PerSampleGradients]) -> Parts:
-    """Gradients and whose they are. Small ones become one row of each sample, since every call of torch takes time.
-
-    Empties ``gradients``, so that each can be freed on its own.
-    """
-    small = [p for p, g in gradients.items() if isinstance(g, Instantiated) and 0 < p.numel() <= _SMALL]
-    rows = [widened(gradients.pop(p).instantiate().reshape(-1, p.numel())) for p in small]
-    joined: Parts = [(small, Instantiated(torch.cat(rows, 1)))] if small else []
-    return joined + [([p], gradients.pop(p)) for p in list(gradients)]
 
 
 def sum_in_blocks(gradients: PerSampleGradients, weights: Tensor) -> Tensor:
