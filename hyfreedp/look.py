@@ -325,9 +325,9 @@ def displacement_per_gradient(optimizer: torch.optim.Optimizer, steps: int) -> t
             f"optimizer must be SGD, RMSprop or of Adam's kin but RAdam, for its rate to be learned by looks, got "
             f"{type(optimizer).__name__}, whose steps may be of any size: choose AdamW, or preset='paper' or 'fixed'"
         )
-    for name in ("momentum", "dampening", "alpha"):
+    for name, usual in (("momentum", 0.9), ("dampening", 0), ("alpha", 0.99)):
         if not float(group.get(name, 0.0)) < 1:
-            raise ValueError(f"optimizer must have {name} below 1, got {group[name]}: choose 0.9, or for alpha 0.99")
+            raise ValueError(f"optimizer must have {name} below 1, got {group[name]}: choose {usual}")
     repeated = (1 - float(group.get("dampening", 0.0))) / (1 - float(group.get("momentum", 0.0)))
     if isinstance(optimizer, torch.optim.SGD):
         return repeated, True

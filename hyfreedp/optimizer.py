@@ -119,7 +119,7 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
             RuntimeError: another process failed; or this process was forked from the one that wired the run.
 
         Losses and gradients that are not finite count as the clip and as zero. If no record has a finite one, noise
-        alone moves the weights. Only ``diagnostics=True`` warns of that, since epsilon does not cover it.
+        alone moves the weights. Only ``diagnostics=True`` warns of that, as epsilon does not cover the warning.
 
         After an error within a probe, its step is made and counted, with the old rate. After an error between a look
         and the gradient, weights and rate are as before the step, and the look is counted.

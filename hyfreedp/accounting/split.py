@@ -35,7 +35,7 @@ class NoiseSplit:
         sigma_gradient: noise multiplier of the gradient on steps without probe.
         sigma_gradient_probe: the same on steps with one.
         sigma_loss: sigma_l, standard deviation of the noise of each number of a probe in units of its clip.
-        epsilon: a bound of the run's at ``target_delta`` by ``accountant``.
+        epsilon: of the run at ``target_delta``, bounded by ``accountant``.
     """
 
     target_epsilon: float
