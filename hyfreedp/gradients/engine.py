@@ -30,7 +30,7 @@ from hyfreedp.pytorch.layers import parameters_of
 _NO_GRADIENT = (
     "loss must have a gradient by the model's parameters: is it under no_grad, detached, or by another model?"
 )
-_SMALL = 2**12  # entries of a parameter whose gradients join those of others
+_SMALL = 2**10  # entries of a parameter whose gradients join those of others, in a copy
 _MAX_ATTEMPTS = 50  # of a sample alone, to decide as its piece did
 
 
