@@ -96,7 +96,7 @@ def judged(*parts: pd.DataFrame) -> list[Verdict]:
             data, _, first = str(start).partition(", from ")
             found, rate = table.droplevel("start"), float(first or STARTS[0])
             for k in INTERVALS:
-                if f"K = {k}" in found.index and highest_rate(part.step.max() + 1, rate, k) >= found.eta["tuned"]:
+                if f"K = {k}" in found.index and highest_rate(part.step.max() + 1, rate, k) >= found.largest["tuned"]:
                     at = found.loc[f"K = {k}"]
                     gap, early = at.accuracy - found.accuracy["tuned"], at.peak <= 25 and at.end <= 90
                     lines.append((data, start, rate, k, gap, early))
