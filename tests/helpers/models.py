@@ -4,7 +4,9 @@ import re
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from importlib.metadata import version
 
+import pytest
 import torch
 import torch.nn.functional as F
 from catalog import cases
@@ -160,6 +162,8 @@ def tied_language_model() -> Example:
 
 def of_catalog(name: str) -> Example:
     """A model of timm, transformers or peft in ``tools/models/catalog.yaml``, as "timm/resnet18", with four samples."""
+    if version("transformers") < "5" and any(word in name for word in ("GPT2", "LLaMA", "Llama", "Bert")):
+        pytest.skip("masks of transformers 4 overflow in double precision")
     model, batch, loss = CATALOG[name].build()
     return Example(model, batch(4), loss)
 
