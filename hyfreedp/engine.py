@@ -168,10 +168,10 @@ class PrivacyEngine:
             split = calibrate_noise(**terms) if split is None else recounted(split, **terms)
             plan = RunPlan(settings, split)
             clipping = _check_clipping(clipping, private)
-            noise_std = split.sigma_gradient * clipping.sensitivity if private else 0.0
-            noise_std /= sampler.sample_rate * sampler.num_records
+            expected_batch_size = sampler.sample_rate * sampler.num_records
+            noise_std = split.sigma_gradient * clipping.sensitivity / expected_batch_size if private else 0.0
             rate_learner = _make_rate_learner(plan, module, optimizer, noise_std)
-            sharing = math.ceil(sampler.sample_rate * sampler.num_records / processes.size)
+            sharing = math.ceil(expected_batch_size / processes.size)
             if max_physical_batch_size is not None and not callable(max_physical_batch_size):
                 name = "max_physical_batch_size, unless it is None or a function of a record,"
                 sharing = min(sharing, check_count(name, max_physical_batch_size, 1))

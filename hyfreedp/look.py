@@ -25,7 +25,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -207,17 +207,17 @@ class LookedRate(RateLearner):
         present = [p.detach().clone() for p in self._parameters]
         ray, before, first = self._ray(present), self._level, self._first_eta
         std = float(loss_noise_std(VOTE_CLIP, view.noise_multiplier, view.expected_batch_size))  # of a margin's noise
+        losses: dict[int, Tensor] = {}
         margins: dict[int, float] = {}
 
-        @cache
-        def losses_at(j: int) -> Tensor:
-            with view.processes.all_or_none():
-                self._set(torch._foreach_add(self._start, ray, alpha=LADDER[j]))
-                return view.batch.losses()
-
         def margin(j: int) -> float:
+            for i in (j, j + 1):
+                if i not in losses:
+                    with view.processes.all_or_none():
+                        self._set(torch._foreach_add(self._start, ray, alpha=LADDER[i]))
+                        losses[i] = view.batch.losses()
             if j not in margins:
-                margins[j] = _margin(view, torch.stack([losses_at(j), losses_at(j + 1)]), std)
+                margins[j] = _margin(view, torch.stack([losses[j], losses[j + 1]]), std)
             return margins[j]
 
         try:
