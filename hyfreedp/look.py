@@ -1,23 +1,23 @@
-"""The rate of preset "robust": a public start, and looks along the run so far, with the noise of the run to come.
+"""How preset "robust" learns its rate: it starts at a public value, and up to four times the records vote on it.
 
-AdamW on normalised gradients is scale-free: at a rate of c / sqrt(T) the noise of T steps adds up to about c, whatever
-T is. Its effect on the outputs of a layer grows with the root of the layer's width, so c starts lower in larger models.
+With AdamW on normalised gradients, the noise of T steps at rate c / sqrt(T) moves each weight by about c, whatever T
+is. What that does to a layer's outputs grows with the root of the layer's width, so larger models start at a lower c.
 
-The harm of too high a rate shows late, when noise has added up. But the noise of the remaining steps is our own and
-known in size, so a *look* adds it in advance. To first order, earlier steps at another rate are the same steps, scaled.
-So a look compares the losses of one batch at
+Too high a rate does its harm late, when the noise of many steps has added up. But we know how much noise the remaining
+steps will add, so a *look* adds as much in advance. And had the run used another rate c_j, its weights would have moved
+c_j / c times as far, to first order. So a look compares the losses of one batch at the points
 
     w_0 + (c_j / c) (w - w_0) + kappa c_j s z,    c_j = 32 c_0, 16 c_0, ..., c_0 / 32,
 
-where s^2 T is the sum of the squared factors of the schedule's remaining steps, and z one public standard normal. The
-signal to come is missing here, so only a part of the noise counts: kappa^2 = p^(3/4), where p is the share of the
-schedule that was made. Without privacy z stays: steps of Adam's kin are of the size of the rate, noise or not.
+where w_0 are the initial weights, s^2 T is the sum of the squared decay factors of the remaining steps, and z is one
+standard normal vector of a public seed. The points lack what the remaining steps will learn, so they get only part of
+their noise: kappa^2 = p^(3/4), where p is the share of the schedule that is done. Runs without privacy keep z.
 
-Each record votes between neighbouring rates (:func:`hyfreedp.privatize.privatize_votes`). Starting at the rate in
-force, the votes lead up or down while they exceed their noise. Only votes on this way are taken, but all are paid for.
-A look errs by about an octave, so the run moves half the way, in octaves. After the first step the weights move along,
-in both directions; later they only come back towards w_0. The run ends at an average of its weights, which acts like a
-decay. docs/step_rule.md has the reasons, and the measurements behind the constants.
+Each record votes between neighbouring rates (:func:`hyfreedp.privatize.privatize_votes`). The look starts at the
+current rate and goes up, or down, as long as the votes clearly exceed their noise. It releases only the votes that it
+needs, but the budget pays for all ten. A look errs by about a factor of two, so the rate goes half of the way, in
+octaves. At the first look the weights are scaled with it, away from w_0 or towards it; later only towards it. The run
+ends at an average of its weights, which acts like a decay. docs/step_rule.md: reasons and measurements.
 """
 
 from __future__ import annotations
@@ -39,34 +39,34 @@ from hyfreedp.pytorch.base_optimizer import trainable
 from hyfreedp.pytorch.records import LookResult
 from hyfreedp.schedule import FIRST_LOOK_STEP, LOOK_SHARES
 
-# Users set none of these but the start.
-START_DISPLACEMENT = 6.0  # of the model's outputs by the noise of a run at the first rate, see public_start()
-PRETRAINED_DISPLACEMENT = 0.55  # of each layer's outputs, if the model was trained before
-LADDER = tuple(2.0 ** (VOTES / 2 - j) for j in range(VOTES + 1))  # rates to compare, in units of the first
-NOISE_POWER = 0.75  # kappa^2 is the share of the schedule that was made, to this power
-CLEAR_MARGIN = 2.0  # standard deviations of the noise of a margin, beyond which it leads on
-CLEAR_VOTE = 0.05  # a mean vote that must exceed any noise: votes are as steep as that takes
-STRIDE = 0.5  # share of the octaves from the rate in force to where a look leads, by which the rate moves
-AVERAGE_POWER = 8.0  # the weights after t steps count as t to this power in the average
-PUBLIC_SEED = 0  # of z, which hides nothing
+# Not options: users set at most the first rate (initial_learning_rate).
+START_DISPLACEMENT = 6.0  # how far a run's noise may move the model's outputs at the first rate, see public_start()
+PRETRAINED_DISPLACEMENT = 0.55  # the same for the outputs of one layer of a pre-trained model
+LADDER = tuple(2.0 ** (VOTES / 2 - j) for j in range(VOTES + 1))  # rates to compare, as multiples of the first
+NOISE_POWER = 0.75  # kappa^2 = p^NOISE_POWER, where p is the share of the schedule that is done
+CLEAR_MARGIN = 2.0  # a margin counts if it exceeds so many standard deviations of its noise
+CLEAR_VOTE = 0.05  # a mean vote of this size must count: where noise would hide it, votes are made steeper
+STRIDE = 0.5  # the fraction of the octaves to where a look leads by which the rate moves
+AVERAGE_POWER = 8.0  # weights after t steps count about as t^8 in the average (Shamir & Zhang 2013)
+PUBLIC_SEED = 0  # of z, which protects nothing and may be known
 
 CONSTANTS: tuple[Any, ...] = (START_DISPLACEMENT, PRETRAINED_DISPLACEMENT, LADDER, FIRST_LOOK_STEP, LOOK_SHARES)
 CONSTANTS += (NOISE_POWER, CLEAR_MARGIN, CLEAR_VOTE, STRIDE, AVERAGE_POWER, PUBLIC_SEED)
 
 
 def public_start(parameters: Sequence[Tensor], layers: Sequence[nn.Module] = ()) -> float:
-    """c_0: the first rate, times sqrt(T), in units of the base optimizer's displacement per gradient.
+    """c_0: how far the noise of a whole run moves each weight at the first rate, as a standard deviation.
 
-    The noise of a run moves each weight by c, and so an output of a layer with n inputs of size 1 by c sqrt(n). The
-    layers' noises add up. So c_0 is :data:`START_DISPLACEMENT` over the root of the sum of all n, which is public. A
-    matrix has its outputs in dimension 0. For a vector, or if this dimension has size 1, n is 1.
+    If each weight moves by c_0, an output of a layer with n inputs of size 1 moves by c_0 sqrt(n), and variances add up
+    over the layers. So c_0 = ``START_DISPLACEMENT`` / sqrt(sum of n over ``parameters``), which is public. n is the
+    number of entries of a row ``p[0]``; for a vector, or if dimension 0 has size 1, n = 1.
 
-    Of the V rows of an embedding table, among ``layers``, a record has some: between 1 and V. So n is the root of V,
-    the middle in octaves, or a row's width if that is more, since products of two rows have so many terms.
+    A record uses between 1 and V of the V rows of an embedding table, which is found in ``layers``. So n is sqrt(V),
+    the geometric mean, or the width of a row if that is larger, since a product of two rows has so many terms.
 
-    The entries of a norm's weight are alike until a training has changed them. What was learned then must survive the
-    noise: for the n inputs that the norm scales, c_0 sqrt(n) is at most :data:`PRETRAINED_DISPLACEMENT`. Where norms
-    are frozen, as with LoRA, the start needs no bound.
+    If the entries of a trainable norm's weight differ, the model is pre-trained, and the noise must not destroy what it
+    has learned: c_0 sqrt(width of the norm) is at most ``PRETRAINED_DISPLACEMENT``. With LoRA, say, norms are frozen,
+    and there is no such bound.
     """
     tables = [layer.weight for layer in layers if isinstance(layer, nn.Embedding | nn.EmbeddingBag)]
     scales = [layer._parameters.get("weight") for layer in layers if "Norm" in type(layer).__name__]
@@ -81,11 +81,11 @@ def public_start(parameters: Sequence[Tensor], layers: Sequence[nn.Module] = ())
 
 
 def noise_to_come(schedule: Sequence[float], made: int, momentum: float = 0.0) -> float:
-    """kappa s of the module: the noise that a look after ``made`` steps adds to each coordinate, at c = 1.
+    """kappa s of the module docstring: by how much noise a look after ``made`` steps moves each weight, at c = 1.
 
     Args:
-        schedule: what multiplies the rate at each of the T steps.
-        momentum: of SGD, which moves by a gradient over many steps: those made have not yet moved all their way.
+        schedule: the decay's factor on the rate, for each of the T steps.
+        momentum: beta: a gradient acts over many steps, so the latest ones have not yet had their whole effect.
     """
     ahead = math.fsum(factor**2 for factor in schedule[made:]) / len(schedule)
     way = math.fsum(factor * (1 - momentum ** (made - t)) for t, factor in enumerate(schedule[:made]))
@@ -93,14 +93,14 @@ def noise_to_come(schedule: Sequence[float], made: int, momentum: float = 0.0) -
 
 
 def choose(margin: Callable[[int], float], level: float, needed: float) -> float:
-    """The rate to which the votes between neighbours of :data:`LADDER` lead, in units of the first rate.
+    """The rate to which the votes lead, as a multiple of the first rate, within :data:`LADDER`.
 
-    From ``level`` it goes up while the margin exceeds ``needed``, or down while minus the margin does, in steps of a
-    32nd of an octave. Margins belong to the middles of pairs of rates, and are interpolated between them.
+    From ``level`` it goes up while the margin is above ``needed``, or down while it is below ``-needed``, in steps of
+    1/32 octave. A margin belongs to the geometric mean of its two rates; between such points margins are interpolated.
 
     Args:
-        margin: of the j-th rate over the next lower one, positive if the j-th is preferred; called only where needed.
-        level, needed: the rate to begin at, and the margin that leads on.
+        margin: ``margin(j)`` is positive if ``LADDER[j]`` is preferred to ``LADDER[j + 1]``; called only where needed.
+        level, needed: the current rate, as a multiple of the first one; the smallest margin that counts.
     """
 
     def margin_at(place: int) -> float:  # 32nds of an octave above the first rate
@@ -123,9 +123,9 @@ def choose(margin: Callable[[int], float], level: float, needed: float) -> float
 
 
 def _margin(view: BatchView, pair: Tensor, std: float) -> float:
-    """The margin between two rates, from the records' losses at both, shape (2, B); ``std`` is that of its noise."""
+    """Release the margin between two rates, from the losses at both, shape (2, B); ``std`` is that of its noise."""
     size, add_up = view.expected_batch_size, view.processes.add_up
-    if view.noise_multiplier == 0:  # how much lower the mean loss is at the former: no record's part must be bounded
+    if view.noise_multiplier == 0:  # without privacy the margin is the difference of the mean losses
         losses = view.batch.weighted(within_floats(pair))
         former, latter = noisy_mean(losses, math.inf, 0.0, size, None, add_up).tolist()
         return float(latter - former)
@@ -142,20 +142,20 @@ def _margin(view: BatchView, pair: Tensor, std: float) -> float:
 
 
 class LookedRate(RateLearner):
-    """The learning rate of a run, the weights that its looks compare, and the way back.
+    """Learns the rate of preset "robust" by looks, as the module docstring says, and averages the weights.
 
-    It keeps copies of the weights: their average; until the last look the first; in a step with a look two more.
+    It keeps copies of the weights: their average; the initial ones until the last look; two more during a look's step.
 
     Args:
         optimizer: the base optimizer.
-        schedule: what multiplies the rate at each of the T steps.
-        looks: the steps that begin with one.
-        noise_std: of a coordinate of the private gradient; 0 without noise.
-        eta: the first rate; None for c_0 / sqrt(T) in units of the optimizer's displacement, see :func:`public_start`.
-        layers: of the model, with embeddings and norms.
+        schedule: the decay's factor on the rate, for each of the T steps.
+        looks: the steps that begin with a look.
+        noise_std: standard deviation of the noise in each entry of the private gradient; 0 without privacy.
+        eta: the first rate; None: the rate at which :func:`public_start` is the size of the run's noise.
+        layers: all modules of the model, among which embeddings and norms are looked for.
 
     Raises:
-        ValueError: it is unknown how far this optimizer moves, see :func:`displacement_per_gradient`.
+        ValueError: an optimizer that :func:`displacement_per_gradient` does not know.
     """
 
     def __init__(
@@ -173,22 +173,22 @@ class LookedRate(RateLearner):
         ratios = [(float(group["lr"]) / first, group["params"]) for group in groups] if first > 0 else []
         self._ratios = [ratio for ratio, parameters in ratios for p in parameters if p.requires_grad]
         displacement, proportional = displacement_per_gradient(optimizer, steps)
-        self._reach = math.sqrt(steps) * displacement  # of a coordinate, by the run's noise, at rate and noise 1
+        self._reach = math.sqrt(steps) * displacement  # how far noise of size 1 moves a weight in the run, at rate 1
         momentum = float(groups[0].get("momentum", 0.0))
         self._to_come = {t: noise_to_come(schedule, t, momentum) for t in looks}
-        # Size of a private gradient's coordinates: public where there is noise, else the first gradient's.
+        # What the optimizer's steps are proportional to: for SGD the gradient's noise, or without noise its first size.
         self._unit = (noise_std or math.nan) if proportional else 1.0
         self._first, self._public_start = eta, partial(public_start, self._parameters, layers)
         self._c0 = self._public_start()
         self._steps, self._made = steps, 0
         self._start: list[Tensor] = []
         self._average: list[Tensor] = []
-        self._level = 1.0  # of the rate in force, in units of the first
-        self._undo: tuple[list[Tensor], float] | None = None  # before a look that is not committed
+        self._level = 1.0  # the current rate as a multiple of the first
+        self._undo: tuple[list[Tensor], float] | None = None  # weights and level before a look, until it is committed
 
     @property
     def eta(self) -> float:
-        """The rate in force, without decay. NaN before the first gradient where its size sets the unit."""
+        """The current rate, without decay. NaN for SGD without noise until the first gradient that is not zero."""
         return self._first_eta * self._level
 
     @property
@@ -196,14 +196,14 @@ class LookedRate(RateLearner):
         return self._c0 / (self._reach * self._unit) if self._first is None else self._first
 
     def on_step_start(self, step: int) -> None:
-        """At the first step, keep the weights as those of the start, whose rate they give."""
+        """At the first step, keep the initial weights and compute the first rate."""
         self._made = step
         if step == 0:
-            self._c0 = self._public_start()  # again, for all processes start as the first
+            self._c0 = self._public_start()  # again: by now all processes have the weights of rank 0
             self._start = [p.detach().clone() for p in self._parameters] if self._last_look else []
 
     def vote_before_step(self, view: BatchView) -> LookResult:
-        """Let the records vote between the rates of the ladder; move half the way to where the votes lead."""
+        """Let the records vote on the rates of the ladder, and move rate and weights half of the way that they lead."""
         present = [p.detach().clone() for p in self._parameters]
         ray, before, first = self._ray(present), self._level, self._first_eta
         std = float(loss_noise_std(VOTE_CLIP, view.noise_multiplier, view.expected_batch_size))  # of a margin's noise
@@ -237,7 +237,7 @@ class LookedRate(RateLearner):
 
     @torch.no_grad()
     def _ray(self, present: list[Tensor]) -> tuple[Tensor, ...]:
-        """The way from w_0 at the first rate: what it would have moved so far, and its noise to come, by a public z."""
+        """r, such that the points to compare are w_0 + (c_j / c_0) r: the steps so far and the noise to come."""
         public = NoiseGenerator(PUBLIC_SEED).child("look", self._made)
         ray = torch._foreach_sub(present, self._start)
         torch._foreach_div_(ray, self._level)
@@ -248,14 +248,14 @@ class LookedRate(RateLearner):
         return ray
 
     def undo(self) -> None:
-        """Take a look's move back."""
+        """Restore weights and rate from before a look that is not committed."""
         if self._undo is not None:
             present, self._level = self._undo
             self._set(present)
             self._undo = None
 
     def on_gradient(self) -> None:
-        """Commit what a look moved; take the unit from the first private gradient, in ``.grad``, if it is unknown."""
+        """Commit the look of this step; for SGD without noise, also measure the first gradient, in ``.grad``."""
         self._undo = None
         if math.isnan(self._unit):
             gradients = [p.grad for p in self._parameters if p.grad is not None]
@@ -264,7 +264,7 @@ class LookedRate(RateLearner):
 
     @torch.no_grad()
     def on_step_end(self) -> None:
-        """A step was made: take its weights into the average, which are the model's after the last one."""
+        """Add the weights after a step to the average; after the last step the model gets the average."""
         self._made += 1
         if self._made > self._last_look:
             self._start = []
@@ -279,7 +279,7 @@ class LookedRate(RateLearner):
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """The weights are their average, for the length of a ``with``."""
+        """A context in which the model has the averaged weights."""
         present = [p.detach().clone() for p in self._parameters]
         try:
             self._set(self._average or present)
@@ -309,16 +309,16 @@ class LookedRate(RateLearner):
 
 
 def displacement_per_gradient(optimizer: torch.optim.Optimizer, steps: int) -> tuple[float, bool]:
-    """How far one gradient moves the weights in all, per unit of rate, and whether that is in units of the gradient.
+    """How far one gradient moves each weight in all, at rate 1, and whether in proportion to the gradient's size.
 
-    Momentum beta repeats a gradient, 1 / (1 - beta) times in all. Adam's kin make its coordinates of size 1; RMSprop,
-    which corrects no bias, of size (1 - alpha^t)^-1/2 at step t, of which the root mean square over ``steps`` counts.
-    SGD leaves them as they are. The first group of the optimizer counts.
+    Adam and its variants normalise each entry to size 1: (1.0, False). So does RMSprop, but without bias correction: to
+    size (1 - alpha^t)^(-1/2) at step t, whose root mean square over ``steps`` counts. SGD does not: (1.0, True).
+    Momentum beta applies a gradient 1 / (1 - beta) times in all. The first parameter group counts.
 
     ValueError for other optimizers, and if momentum, dampening or alpha is 1 or more.
     """
     group = optimizer.param_groups[0]
-    if "betas" in group and not isinstance(optimizer, torch.optim.RAdam):  # whose first steps are not normalised
+    if "betas" in group and not isinstance(optimizer, torch.optim.RAdam):  # RAdam does not normalise its first steps
         return 1.0, False
     if not isinstance(optimizer, torch.optim.SGD | torch.optim.RMSprop):
         raise ValueError(
