@@ -1,4 +1,4 @@
-"""PrivacyEngine: makes a model, its torch optimizer and its data loader private, without a learning rate to tune."""
+"""PrivacyEngine: makes a model, its optimizer and its data loader private, with no learning rate to tune."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ from hyfreedp.pytorch.devices import CPU, keep_freed_memory, kernels
 
 
 class PrivacyEngine:
-    """Makes training private, in Opacus's conventions, with nothing to tune.
+    """Makes training private, with the interface of Opacus's engine and nothing to tune.
 
-    If ``torch.distributed`` is initialised, as by ``torchrun``, all processes train one model together. Each runs the
-    same code as a single process would: the plain model, without DistributedDataParallel, and a loader over all data
-    with the total batch size, of which it takes its own part. Epsilon does not depend on their number.
+    If ``torch.distributed`` is initialised, as after ``torchrun``, all processes train one model together. Each runs
+    the code of a single process: the plain model, without DistributedDataParallel, and a loader over all records with
+    the total batch size. It computes its own part of each batch. Epsilon does not depend on the number of processes.
 
     Args:
-        seed: of sampling and noise, for reproducible runs; each of an engine's runs has keys of its own. A known seed
-            voids the privacy of its runs, so do not publish it. Two engines with one seed draw the same batches, and
-            their epsilons do not compose. If None, every run gets 256 bits from the operating system.
-        secure_noise: protect against floating-point attacks: each normal number is a sum of four (module ``noise``).
+        seed: of sampling and noise, for reproducible runs. Whoever knows it can undo the noise, so do not publish it.
+            Runs of one engine get independent keys; two engines with the same seed draw the same batches, so their
+            epsilons must not be composed. If None, every run gets 256 bits from the operating system.
+        secure_noise: protect against floating-point attacks: each normal number is made of four (module ``noise``).
         process_group: the processes that train together, if not all; a group of one trains alone.
     """
 
@@ -61,10 +61,10 @@ class PrivacyEngine:
         self._seed = seed
         self._secure_noise = check_flag("secure_noise", secure_noise)
         self._process_group = process_group
-        self._ledgers: list[PrivacyLedger] = []  # one for each run that was made
+        self._ledgers: list[PrivacyLedger] = []  # one per run
 
     def make_private(self, **_: Any) -> NoReturn:
-        """Refuse Opacus's method, which takes a noise multiplier: here probes share the budget with gradients."""
+        """TypeError: Opacus's method takes a noise multiplier, but here probes share the budget with gradients."""
         raise TypeError("here the noise follows from a budget: call make_private_with_epsilon(..., target_epsilon=)")
 
     @takes_preset_fields
@@ -90,35 +90,35 @@ class PrivacyEngine:
         split: NoiseSplit | None = None,
         **changes: Any,
     ) -> tuple[nn.Module, HyFreeDPOptimizer, DataLoader]:
-        """Make a run that spends at most (target_epsilon, target_delta), learning rate included.
+        """Make a run whose releases, those for the learning rate included, are (target_epsilon, target_delta)-DP.
 
         Args:
-            module: the model, returned as it is, so closures over it stay valid. Non-reentrant gradient checkpointing
-                saves memory as usual; see :func:`hyfreedp.gradients.make_engine` for how to turn it on.
-            optimizer: any torch optimizer linear in its rate, over exactly the trainable parameters; for looks SGD,
-                RMSprop or a variant of Adam. Only ratios of its rates matter (preset "fixed" uses them as they are).
-            data_loader: its batch size B gives the sample rate B / N and the expected batch size; its ``shuffle`` and
-                ``drop_last`` change nothing, as each batch is drawn anew from all records. Several processes all pass
-                the same loader, over all N records and with the total B, as in Opacus.
+            module: the model. It is returned unchanged and unwrapped, so closures over it stay valid. For gradient
+                checkpointing see :func:`hyfreedp.gradients.make_engine`.
+            optimizer: a torch optimizer, linear in its rate, over exactly the trainable parameters; for preset "robust"
+                SGD, RMSprop or a variant of Adam. Only the ratios of its rates matter, except to preset "fixed".
+            data_loader: gives data set, collation and expected batch size B, so that the sample rate is B / N. Batches
+                are drawn anew by Poisson sampling, so ``shuffle`` and ``drop_last`` have no effect. With several
+                processes all pass the same loader, over all N records and with the total B, as in Opacus.
             target_epsilon: budget of the whole run; ``inf`` trains without noise and without clipping.
             target_delta: in (0, 0.1], customarily below 1 / N.
-            epochs, steps: length of the run, one of the two; an epoch is N / B steps. The last pass over the loader
-                ends with the run: ``while optimizer.steps_left: for batch in loader: ...``.
+            epochs, steps: length of the run, one of the two; an epoch is ceil(N / B) steps. The last pass over the
+                loader ends with the run: ``while optimizer.steps_left: for batch in loader: ...``.
             preset: "robust" (default), "paper", "fixed", or a :class:`Preset`.
-            clipping: of per-sample gradients; automatic normalisation if None (none when ``target_epsilon`` is inf).
-            max_physical_batch_size: the most samples computed at once, to limit memory: a number, or a function of one
-                record that returns it for records of its shape, see :func:`hyfreedp.token_budget`.
+            clipping: of per-sample gradients; None: normalisation (no clipping if ``target_epsilon`` is inf).
+            max_physical_batch_size: the most samples computed at once, to limit memory: a number, or a function from a
+                record to the number for records of its shape, see :func:`hyfreedp.token_budget`.
             memory_budget: bytes that per-sample gradients may take, see :func:`hyfreedp.gradients.make_engine`.
-            owners: for each record the id of its owner (a person), an integer or a string. Owners are then sampled, B
-                of N on average. All records of one are one sample, whose loss is their mean. Every epsilon holds
-                exactly for a person, however many records each has; N, the number of owners, is public.
-            records_per_owner: the most records of an owner in a batch, drawn anew each time; None: all.
-            records_per_person: k >= 1, if owners are unknown: budget and reported epsilons hold for a person with up to
-                k records. Data in which torch's ``Subset`` and ``ConcatDataset`` show a record more often are refused.
+            owners: for each record the id of its owner (a person), an integer or a string. Then owners are sampled, B
+                of N on average, and a sample is all records of an owner; its loss is their mean. Every epsilon holds
+                for a person with all their records. N is the number of owners, which is public.
+            records_per_owner: the most records of an owner in a batch, drawn at random each time; None: all.
+            records_per_person: k >= 1, if owners are unknown: every epsilon holds for a person with up to k records.
+                Data in which torch's ``Subset`` and ``ConcatDataset`` repeat a record more often are refused.
             diagnostics: also record raw values, which are not private.
-            without_guarantee: allow steps on batches of your own, which are not Poisson samples: for benchmarks and
+            without_guarantee: allow steps on your own batches, which are not Poisson samples, for benchmarks and
                 audits. Epsilon is then no guarantee, and ``optimizer.guarantee`` is False.
-            split: of the noise, if it was made elsewhere, as by another accounting. The target is then only a claim;
+            split: noise multipliers computed elsewhere, say by another accountant. The target is then only a claim;
                 ``epsilon_spent`` still returns a proven epsilon.
             **changes: fields of :class:`Preset` to change, such as ``gamma=1.02``.
 
@@ -215,7 +215,7 @@ class PrivacyEngine:
         return module, private_optimizer, loader
 
     def get_epsilon(self, delta: float) -> float:
-        """Epsilon at ``delta`` of the releases of this engine's run, as in Opacus. Threat model: WR."""
+        """Epsilon at ``delta`` of this engine's run, as in Opacus; ValueError after several runs. Threat model: WR."""
         spent = [ledger.epsilon(delta) for ledger in self._ledgers if ledger.released]
         if len(spent) > 1:
             raise ValueError(
@@ -231,7 +231,7 @@ class PrivacyEngine:
         optimizer: HyFreeDPOptimizer,
         checkpoint_dict: Mapping[str, Any] | None = None,
     ) -> None:
-        """Save a run to a file, all or nothing; see :meth:`HyFreeDPOptimizer.state_dict`.
+        """Save a run to a file, see :meth:`HyFreeDPOptimizer.state_dict`; an interruption leaves an old file whole.
 
         It holds the key of all noise: keep it as secret as the data (threat model: CK). Each process saves its own.
 
@@ -248,10 +248,10 @@ class PrivacyEngine:
     def load_checkpoint(
         self, *, path: str | os.PathLike[str], module: nn.Module, optimizer: HyFreeDPOptimizer
     ) -> dict[str, Any]:
-        """Resume, bit for bit, where :meth:`save_checkpoint` was called; no code in the file is run.
+        """Resume, bit for bit, from a file of :meth:`save_checkpoint`; loading it runs no code.
 
         Args:
-            path: of the file; a file of another run is refused.
+            path: of the file; a file of another run raises ValueError.
             module, optimizer: as :meth:`make_private_with_epsilon` returned them, with the arguments of the saved run.
 
         Returns:
@@ -273,7 +273,7 @@ def _run_length(epochs: int | None, steps: int | None, steps_per_epoch: int) -> 
 
 
 def _check_device(module: nn.Module) -> None:
-    """Refuse a model on an accelerator that computes losses and noise differently than the CPU."""
+    """Refuse a model on an accelerator that does not compute the same noise as the CPU."""
     for device in {parameter.device for parameter in module.parameters()}:
         if not computes_noise(device):
             raise ValueError(
@@ -306,7 +306,7 @@ def _check_own(path: str | os.PathLike[str], module: nn.Module, optimizer: HyFre
 def _make_rate_learner(
     plan: RunPlan, module: nn.Module, optimizer: torch.optim.Optimizer, noise_std: float
 ) -> RateLearner | None:
-    """The learner for what the plan releases; ``noise_std`` is that of each entry of the gradient. None: fixed rate."""
+    """The learner of the preset, or None for a fixed rate; ``noise_std`` is that of each entry of the gradient."""
     settings = plan.preset
     if settings.probe == "look":
         rate_factors = [plan.rate_factor(t) for t in range(plan.split.steps)]

@@ -1,7 +1,7 @@
 """Algorithm 1 around any torch optimizer: private gradient, private probe or look, learning rate, update.
 
-Each step uses one Poisson batch. Its gradient and its probe, or look, are two adaptive releases of that batch, and are
-accounted for as such. The learning rate is computed from released values only.
+Each step uses one Poisson batch. It releases the gradient of that batch and, in some steps, a probe or look of the same
+batch, and is accounted for as one release of both. The learning rate is computed from released values only.
 """
 
 from __future__ import annotations
@@ -37,25 +37,25 @@ from hyfreedp.pytorch.wrapper import OptimizerWrapper, Unprepared, check_argumen
 from hyfreedp.run_state import RunState
 from hyfreedp.statement import Statement
 
-_TRAINED: WeakSet[nn.Module] = WeakSet()  # models, and their layers, that private steps have trained in this process
+_TRAINED: WeakSet[nn.Module] = WeakSet()  # models and layers that private steps of this process have trained
 
 
 class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
-    """A private optimizer that wraps a torch optimizer: :meth:`step` takes a loss and a batch.
+    """A private optimizer around a torch optimizer: :meth:`step` takes a loss and a batch.
 
-    The base optimizer turns the private gradient into an update direction G. It must be linear in its learning rate, as
-    SGD, AdamW, Adam and RMSprop are (decoupled weight decay included). Its own step is refused. Torch's learning-rate
-    schedulers take this optimizer, and are followed if the rate is not learned (preset "fixed"). Made by
-    :class:`hyfreedp.PrivacyEngine`, which documents further arguments.
+    The base optimizer turns the private gradient into an update direction G. Its update must be linear in the learning
+    rate, as those of SGD, AdamW, Adam and RMSprop are (decoupled weight decay included). Calling the base optimizer's
+    own ``step`` raises an error. Torch's learning-rate schedulers work with this optimizer if the rate is not learned
+    (preset "fixed"). :class:`hyfreedp.PrivacyEngine` makes it, and documents the other arguments.
 
     Args:
-        optimizer: the base optimizer over exactly the trainable parameters of ``module``.
-        plan: what each step releases, with how much noise.
-        gradient_engine: clips and sums per-sample gradients of ``module``.
-        rate_learner: learns the rate as the plan says; None uses the base optimizer's own rates.
+        optimizer: the base optimizer, over exactly the trainable parameters of ``module``.
+        plan: what each step releases, and with how much noise.
+        gradient_engine: clips and sums the per-sample gradients of ``module``.
+        rate_learner: learns the rate; None: the base optimizer's own rates are used.
         sampler: the Poisson sampler of the loader whose batches :meth:`step` takes.
-        generator: of the noise of gradients and probes; each step has its own key.
-        processes: those that train this model together, with the same arguments.
+        generator: source of all noise; each step and purpose gets a key of its own.
+        processes: the processes that train this model together.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
             module, self._base, self.rate_learner, self.ledger, sampler, generator, self._describe(), self.processes
         )
         self._wired_by = os.getpid()
-        self._loss_compared = False  # whether a batch's loss was compared with those of its records
+        self._loss_compared = False  # whether check_plain_loss is done
         self._warned_of_training = self._warn_if_trained()
 
     # -- Algorithm 1 ---------------------------------------------------------------------------------------------------
@@ -101,33 +101,33 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
         """One step of Algorithm 1 on one Poisson batch: gradient, look or probe, update. Threat model: WR.
 
         Args:
-            loss: maps one record, as ``collate_fn([record])`` returns it (a batch of that record alone), to one number.
-                It is mapped over the records of the batch, none of which sees another. So losses with a mean over the
-                batch work as they are: ``criterion(model(x), y)``, ``model(**record).loss``. It is called again for
-                looks and probes, without gradients. Random numbers of torch, NumPy and Python come from the run's key,
-                see :mod:`hyfreedp.noise.random_states`; the caller's random states are restored.
-            batch: what the loader yielded, which may be empty; without guarantee any structure of tensors (B, ...).
-            weights: maps one record to its weight, one number in [0, 1] (an owner's is the mean over its records).
-                Weights multiply clipped values: gradient, votes, and losses of a line search. Weights within ``loss``
-                have little effect, since gradients are normalised.
+            loss: maps one record, as ``collate_fn([record])`` returns it (a batch of one), to one number. It is mapped
+                over the records of the batch, none of which sees another. So the usual losses with a mean over the
+                batch work as they are: ``criterion(model(x), y)``, ``model(**record).loss``. Looks and probes call it
+                again, without gradients. Random numbers of torch, NumPy and Python come from the run's key during
+                these calls, see :mod:`hyfreedp.noise.random_states`.
+            batch: what the loader yielded, possibly empty; without guarantee, any structure of tensors (B, ...).
+            weights: maps one record to its weight in [0, 1] (with ``owners``: the mean over the owner's records). It
+                multiplies the clipped gradient, the vote, and the loss of a line search. A weight inside ``loss`` has
+                little effect, since gradients are normalised.
 
         Raises:
-            BudgetExhausted: all planned steps are done, or a step would be released again with other data.
+            BudgetExhausted: all planned steps are done, or the step was already released with other data.
             ValueError, TypeError: the model is in eval mode, one of its layers now mixes samples or keeps raw
-                statistics, or losses or weights have the wrong form; or, at the first step, a batch's loss is not made
-                of its records' (see :mod:`hyfreedp.gradients.plain`).
-            RuntimeError: another process failed; or this process was forked from the one that wired the run.
+                statistics, or losses or weights have the wrong form; or, at the first step, the loss of a batch differs
+                from the losses of its records (see :mod:`hyfreedp.gradients.plain`).
+            RuntimeError: another process failed; or the process was forked after the run was made.
 
-        Losses and gradients that are not finite count as the clip and as zero. If no record has a finite one, noise
-        alone moves the weights. Only ``diagnostics=True`` warns of that, as epsilon does not cover the warning.
+        NaN and infinite losses count as the largest, gradients that are not finite as zero. If all records have such,
+        the step is made of noise alone; only ``diagnostics=True`` warns of it, since the warning is not private.
 
-        After an error within a probe, its step is made and counted, with the old rate. After an error between a look
-        and the gradient, weights and rate are as before the step, and the look is counted.
+        If a probe raises an error, the step is made at the old rate, and counted. If an error occurs between a look and
+        the gradient, weights and rate are restored, but the look is counted.
         """
         t, learner = self.ledger.steps, self.rate_learner
         look = probe = probed = None
         self._begin(t)
-        asks = self.split.probe if self.split.is_probe_step(t) else "none"
+        asks = self.split.probe if self.split.is_probe_step(t) else "none"  # what this step releases beside a gradient
         try:
             with self.processes.all_or_none():
                 samples = self._samples(t, loss, batch, weights)
@@ -137,7 +137,7 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
                 losses, norms = samples.add_gradients()  # lines 2 and 3
             self._release_gradient(t)  # line 4
             eta = learner.eta * self.plan.rate_factor(t)
-            if math.isnan(eta):  # a learner that has no rate yet, since all gradients so far were zero
+            if math.isnan(eta):  # no rate is known yet, since all gradients so far were zero
                 eta = 0.0
             if asks == "losses":
                 move = self._base.step_along(eta)  # line 5
@@ -146,7 +146,7 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
                     probe, probed = learner.probe_after_step(view, losses, move)  # lines 7 to 12
                     eta *= probe.eta_next / probe.eta_probed
                 finally:
-                    move(eta)  # line 13; after an error at the old rate
+                    move(eta)  # line 13; at the old rate after an error
             else:
                 self._base.step(eta)  # line 13
             learner.on_step_end()
@@ -164,7 +164,7 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
         return record
 
     def _begin(self, t: int) -> None:
-        """Refuse a step that may not be made, before the batch is used."""
+        """Prepare step t, or refuse it, before the batch is used."""
         if os.getpid() != self._wired_by:
             raise RuntimeError(
                 "this run was wired before the process was forked, so parent and child would release with the same "
@@ -179,7 +179,7 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
         self._clear()
 
     def _samples(self, t: int, loss: Loss, batch: Any, weights: Weights) -> StepBatch:
-        """The batch with its loss; model and batch are checked before anything is released."""
+        """The batch with its loss, after all checks of model and batch."""
         if not self.module.training:
             raise ValueError("the model must be in train mode: call model.train() before optimizer.step")
         check_modes(self.module)
@@ -207,7 +207,7 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
         return samples
 
     def _view(self, t: int, samples: StepBatch, what: Literal["look", "probe"]) -> BatchView:
-        """The batch of step t for the rate learner: for votes before its gradient, or for a probe along its update."""
+        """The batch of step t as the rate learner sees it, for a look before the gradient or a probe after it."""
         return BatchView(
             noise_multiplier=self.split.sigma_loss,
             expected_batch_size=self.expected_batch_size,
@@ -218,7 +218,7 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
         )
 
     def _release_gradient(self, t: int) -> None:
-        """Make the clipped sums the private gradient, count it, and write it into ``.grad``."""
+        """Turn the clipped sums into the private gradient, count it in the ledger, and write it into ``.grad``."""
         sums = self.gradient_engine.clipped_sums(self._base.parameters)
         self.processes.add_up(sums)
         generator = self._generator.child("gradient", t)
@@ -246,7 +246,7 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
         self.gradient_engine.clear()
 
     def _warn_if_trained(self) -> bool:
-        """Warn, and return, whether a private run has trained layers of the model in this process."""
+        """Whether a private run of this process has trained layers of the model; warns if so."""
         trained_before = any(layer in _TRAINED for layer in layers_of(self.module))
         if trained_before:
             warnings.warn(
@@ -260,27 +260,27 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
 
     @property
     def history(self) -> list[dict[str, Any]]:
-        """A row for each step, see :meth:`StepRecord.to_dict`: copies of what was released. Threat model: WR."""
+        """What was released, a copy of one row per step, see :meth:`StepRecord.to_dict`. Threat model: WR."""
         return [dict(row) for row in self._run.history]
 
     @property
     def split(self) -> NoiseSplit:
-        """The noise of the run, and its steps with a probe."""
+        """The noise multipliers of the run, and which of its steps have a probe or look."""
         return self.plan.split
 
     @property
     def sampler(self) -> PoissonSampler:
-        """The sampler of the loader. To step without it, see ``without_guarantee`` of the engine."""
+        """The Poisson sampler of the loader."""
         return self._sampler
 
     @property
     def eta(self) -> float:
-        """The learning rate in force, without decay. Threat model: WR."""
+        """The current learning rate, without decay. Threat model: WR."""
         return self.rate_learner.eta
 
     @property
     def guarantee(self) -> bool:
-        """Whether the run provably stays within its target: its split does, and batches are the sampler's."""
+        """Whether the run provably stays within its target: the noise suffices, and all batches are Poisson samples."""
         return self.split.guarantee and self._batches_are_samples
 
     @property
@@ -290,11 +290,11 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
 
     @property
     def steps_left(self) -> int:
-        """How many steps the privacy plan still allows."""
+        """How many steps the plan still allows."""
         return self.split.steps - self.ledger.steps
 
     def epsilon_spent(self, target_delta: float | None = None) -> float:
-        """Epsilon of all recorded releases, at the plan's delta or another. Threat model: WR."""
+        """Epsilon of all releases so far, at ``target_delta``, or at the plan's delta if None. Threat model: WR."""
         return self.ledger.epsilon(target_delta)
 
     def statement(self) -> Statement:
@@ -313,9 +313,9 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
         )
 
     def averaged(self) -> AbstractContextManager[None]:
-        """A context for evaluation during the run: the model has the weights with which the run would end now.
+        """A context for evaluation: the model has the weights with which the run would end if it ended now.
 
-        With preset "robust" these are an average over the run, else those that it has.
+        With preset "robust" these are the average so far; with others the current weights.
         """
         return self.rate_learner.averaged()
 
@@ -326,26 +326,26 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
 
         It holds the key of all noise: keep it as secret as the data, and publish the model alone. As in torch, its
         tensors are those of the live model and optimizer: save or copy it before the next step. All processes have the
-        same state, which any number of processes may load.
+        same state, and any number of processes may resume from it.
         """
         return {**self._run.state_dict(), "statement": self.statement().to_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what :meth:`state_dict` gave; the run must be the same.
+        """Resume from what :meth:`state_dict` of a run with the same arguments returned.
 
-        A step that is repeated on the same data is the same release. On other data the ledger refuses it if it has
-        recorded the first. It cannot know what another process has released since: publish nothing that was made after
-        the last saved state. Resume on the same records: if one was erased, equal releases reveal that it was in none
-        of their batches.
+        A step that is repeated on the same data is the same release and costs nothing. On other data it is a second
+        release, refused if the ledger knows of the first. It cannot know what was released after the state was saved:
+        publish nothing of that. Resume on the same records: if one was erased, equal releases reveal that it was in
+        none of their batches.
 
         Raises:
             ValueError: the state is of another run (the message says what differs), or not the same on all processes.
-            BudgetExhausted: this run and the state have released a step with different data.
+            BudgetExhausted: this run has already released a step that the state has with other data.
         """
         self._run.load_state_dict(state)
 
     def _describe(self) -> dict[str, str]:
-        """Settings that must be equal in a loaded state, beside the noise split. Pieces and processes may change."""
+        """Settings that must be equal in a loaded state, beside the noise split."""
         return {
             "number of records": str(self.sampler.num_records),
             "batches": "the sampler's" if self._sampled else "any, without guarantee",
@@ -359,7 +359,7 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
         }
 
     def __repr__(self) -> str:
-        """Plan, progress and rate. Threat model: WR."""
+        """Optimizer, progress, rate, clipping and noise. Threat model: WR."""
         learned = f"learned from {self.split.probe}" if self.plan.learns_rate else "fixed"
         return (
             f"{type(self).__name__}({type(self.base).__name__}, step {self.ledger.steps} of {self.split.steps}, "

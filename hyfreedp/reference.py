@@ -1,13 +1,13 @@
-"""The method by brute force: one sample at a time, in the order of the paper. Read this file first.
+"""The whole method by brute force, one sample at a time, in the order of the paper. Read this file first.
 
-:func:`train` is Algorithm 1 of the paper, with our own rule for the learning rate (preset "robust") in :class:`Looks`.
-"Eq." and "line" refer to the paper and to its Algorithm 1. Everything else in this package makes the same numbers
-faster, or says what they cost; ``tests/core/test_exactness.py`` compares the two.
+:func:`train` is Algorithm 1 of the paper; :class:`Looks` is our own rule for the learning rate (preset "robust").
+"Eq." and "line" refer to the paper and to its Algorithm 1. The rest of this package computes the same numbers faster,
+or accounts for their privacy; ``tests/core/test_exactness.py`` compares the two.
 
-A batch is a list of tensors with the records in dimension 0, as ``[inputs, labels]``. It is a Poisson sample: each of
-the N records is in it with probability q, independently. Its expected size is B = q N, and B divides all sums below,
-whatever size the batch has. ``loss(model, record)`` returns one number, and a record is a batch of one row. ``split``
-says which steps probe, with how much noise (Alg. 2, :func:`hyfreedp.calibrate_noise`). So a run is::
+A batch is a list of tensors with the records in dimension 0, such as ``[inputs, labels]``. It is a Poisson sample: each
+of the N records is in it with probability q, independently. All sums below are divided by its expected size B = q N,
+whatever its actual size. ``loss(model, record)`` returns one number for a record, a batch of one row. ``split`` says
+which steps probe, and with how much noise (Alg. 2, :func:`hyfreedp.calibrate_noise`). A run is::
 
     noise = NoiseGenerator()
     for released in train(model, optimizer, loss, batches, split=split, B=100, noise=noise):
@@ -39,7 +39,7 @@ def records(batch: Batch) -> list[Batch]:
 
 
 def trained(model: nn.Module) -> list[nn.Parameter]:
-    """The weights w that are trained."""
+    """The trainable weights w."""
     return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
 
@@ -49,18 +49,18 @@ def losses_of(model: nn.Module, loss: Loss, batch: Batch) -> list[float]:
         return [loss(model, record).item() for record in records(batch)]
 
 
-# -- what is released: sums over the batch of what is bounded for each sample, with noise ------------------------------
+# -- releases: noisy sums over the batch, in which each sample's term is bounded ---------------------------------------
 
 
 def private(sums: list[Tensor], sigma: float, bound: float, B: float, noise: NoiseGenerator) -> list[Tensor]:
-    """(sums + sigma bound z) / B, with z standard normal; no sample has added more than ``bound`` to any of them."""
+    """(sums + sigma bound z) / B, with z standard normal; ``bound`` is the most that one sample adds to any sum."""
     if sigma > 0:
         noise.add_noise(sums, sigma * bound)
     return [total / B for total in sums]
 
 
 def automatic(norm: float) -> float:
-    """c_i of automatic clipping: a gradient of norm below 1, whatever its norm was (§2.1; R_g is scaled out)."""
+    """c_i of automatic clipping: scales a gradient of any norm to a norm below 1 (§2.1; R_g is scaled out)."""
     return 1 / (norm + 0.01)
 
 
@@ -73,7 +73,7 @@ def clipped_gradients(model: nn.Module, loss: Loss, batch: Batch, factor: Functi
         norm = math.sqrt(sum(gradient.double().square().sum().item() for gradient in gradients))
         if math.isfinite(norm):  # else this record counts as zero
             for total, gradient in zip(sums, gradients, strict=True):
-                total += factor(norm) * gradient  # at most of norm R_g, which is why the noise hides it
+                total += factor(norm) * gradient  # of norm at most R_g, to which the noise is scaled
     return sums
 
 
@@ -84,12 +84,12 @@ def clipped_losses(losses: list[list[float]], threshold: float) -> Tensor:
 
 
 def finite(losses: list[float]) -> list[float]:
-    """Losses within 1e100; NaN counts as the largest."""
+    """Losses clamped to +-1e100; NaN counts as 1e100."""
     return [1e100 if math.isnan(one) else min(max(one, -1e100), 1e100) for one in losses]
 
 
 def votes(here: list[float], there: list[float], steepness: float) -> Tensor:
-    """The sum of ``(b - a) / (|a| + |b|)`` over records with losses a here and b there, made steeper within [-1, 1]."""
+    """Sum over records of ``steepness * (b - a) / (|a| + |b|)``, clipped to [-1, 1], with losses a here and b there."""
     here, there = finite(here), finite(there)
     total = 0
     for a, b in zip(here, there, strict=True):
@@ -97,7 +97,7 @@ def votes(here: list[float], there: list[float], steepness: float) -> Tensor:
             vote = steepness * ((b - a) / (abs(a) + abs(b)))
             total += round(min(max(vote, -1.0), 1.0) * 2**20)  # whole numbers, whose sums are exact
     bound = [sum(min(max(one, -1e6), 1e6) for one in row) for row in (here, there)]
-    # The sums of losses are there so that the noise depends on the losses themselves; they are thrown away.
+    # The noise is a function of what it is added to. The sums of losses make it depend on them; they are not used.
     return torch.tensor([total / 2**20, *bound], dtype=torch.float64)
 
 
@@ -105,8 +105,8 @@ def votes(here: list[float], there: list[float], steepness: float) -> Tensor:
 
 
 def step(model: nn.Module, optimizer: torch.optim.Optimizer, gradient: list[Tensor], eta: float) -> None:
-    """w - eta G, where any torch optimizer makes the direction G of the private gradient (Eq. "optimizer"; line 5)."""
-    for group in optimizer.param_groups:  # groups keep the ratios of the rates that they were given
+    """Move to w - eta G, where a torch optimizer turns the private gradient into G (Eq. "optimizer"; line 5)."""
+    for group in optimizer.param_groups:  # groups keep the ratios of their initial rates
         group.setdefault("given", group["lr"])
         group["lr"] = eta * (group["given"] / optimizer.param_groups[0]["given"])
     for weight, its in zip(trained(model), gradient, strict=True):
@@ -115,19 +115,19 @@ def step(model: nn.Module, optimizer: torch.optim.Optimizer, gradient: list[Tens
 
 
 def stepped(model: nn.Module, optimizer: torch.optim.Optimizer, gradient: list[Tensor], distance: float) -> nn.Module:
-    """A copy of the model at w - distance G. The model itself and its optimizer stay as they are."""
+    """A copy of the model at w - distance G; the model and its optimizer are not changed."""
     there, its_optimizer = copy.deepcopy((model, optimizer))
     step(there, its_optimizer, gradient, distance)
     return there
 
 
 def literal(slope: float, curvature: float, eta: float) -> float:
-    """eta = b / a as it is printed, negative where the parabola says so (line 11)."""
+    """eta = b / a as printed in the paper (line 11), which may be negative."""
     return slope / curvature if slope and curvature else eta
 
 
 def gen(slope: float, curvature: float, eta: float, smoothing: float = 0.1) -> float:
-    """b / a as the authors' own code has it: only of a valley, at most halved or doubled, and averaged with eta."""
+    """b / a as in the authors' own code: only if a, b > 0, clamped to [eta / 2, 2 eta], and averaged with eta."""
     if not (slope > 0 and curvature > 0):
         return eta
     return smoothing * min(max(slope / curvature, eta / 2), 2 * eta) + (1 - smoothing) * eta
@@ -150,10 +150,10 @@ def train(
     threshold: float = 1.0,
     next_threshold: Callable[[list[float]], float] = sum,
 ) -> Iterator[dict[str, Any]]:
-    """A run. Gives after each step its rate and what was released, and is then at the next weights.
+    """Train the model in place; yields after each step its rate ``"eta"`` and the values that were released.
 
-    ``split.probe`` says how the rate is learned: from "losses" by Algorithm 1 of the paper, by "look"s of our own rule,
-    or not at all. ``factor`` and ``sensitivity`` are c_i and R_g; the last three arguments are those of Algorithm 1.
+    ``split.probe`` says how the rate is learned: by Algorithm 1 ("losses"), by our own rule ("look"), or not at all
+    ("none"). ``factor`` gives c_i and ``sensitivity`` is R_g; the last three arguments are for Algorithm 1 only.
     """
     looks = None
     if split.probe == "look":
@@ -174,7 +174,7 @@ def train(
             # b and a of L(w - x G) = L(w) - b x + a x^2 / 2 through the points x = eta, 0, -eta (Eq. "curve fit")
             slope, curvature = (behind - ahead) / (2 * eta), (ahead - 2 * here + behind) / eta**2  # lines 9 and 10
             released = {"private_loss": here, "loss_threshold": threshold, "slope": slope, "curvature": curvature}
-            if math.isfinite(threshold):  # else there is no noise
+            if math.isfinite(threshold):  # infinite in runs without noise
                 threshold = min(max(next_threshold([ahead, here, behind]), 0.1), 20.0)  # R_l of the next probe (§4.1)
             eta = rule(slope, curvature, eta)  # line 11
         taken = eta * decay(t / split.steps)
@@ -187,20 +187,20 @@ def train(
 # -- our rule: a public start, and looks along the run -----------------------------------------------------------------
 
 
-LADDER = [2.0**octave for octave in range(5, -6, -1)]  # the rates that a look compares, over the first one
+LADDER = [2.0**octave for octave in range(5, -6, -1)]  # the rates that a look compares, as multiples of the first
 
 
 class Looks:
-    """Preset "robust": a public first rate, then before some steps a vote of the batch on rates, along the run so far.
+    """Preset "robust": a public first rate; before some steps, the records of the batch vote on the rate of the run.
 
-    :mod:`hyfreedp.look` has the reasons. After the last step the weights are an average of those after each step.
+    :mod:`hyfreedp.look` explains it. After the last step the weights are an average of those after each step.
 
     Args:
-        model, optimizer: what is trained, and the base optimizer.
-        T: steps of the run.
-        std: of the noise of each coordinate of a private gradient.
+        model, optimizer: the model, and the torch optimizer over its weights.
+        T: number of steps of the run.
+        std: standard deviation of the noise in each entry of a private gradient.
         eta: the first rate; None for the public one.
-        decay: what multiplies the rate at a share of the run.
+        decay: the factor on the rate as a function of the share of the run that is done.
     """
 
     def __init__(
@@ -214,37 +214,37 @@ class Looks:
         norms = [layer for layer in model.modules() if "Norm" in type(layer).__name__]
         scales = [w for layer in norms for name, w in layer.named_parameters(recurse=False) if name == "weight"]
         widths = [len(w) for w in scales if w.dim() == 1 and w.requires_grad and w.min() < w.max()]
-        self.most = 0.55 / max(widths) ** 0.5 if widths else math.inf  # c_0 of a model that was trained before
+        self.most = 0.55 / max(widths) ** 0.5 if widths else math.inf  # largest c_0 of a pre-trained model
         self.momentum = groups[0].get("momentum", 0.0)
         self.T, self.eta, self.factors = T, eta, [decay(s / T) for s in range(T)]
         self.reach, proportional = displacement_per_gradient(optimizer, T)
-        self.unit = (std or math.nan) if proportional else 1.0  # size of a private gradient's coordinates
+        self.unit = (std or math.nan) if proportional else 1.0  # size of the gradient's entries, if G is proportional
         self.start = self.mean = self.now()
-        self.level = 1.0  # the rate in force, over the first one
+        self.level = 1.0  # the current rate, as a multiple of the first
 
     def now(self) -> list[Tensor]:
-        """The present weights."""
+        """A copy of the current weights."""
         return [weight.detach().clone() for weight in self.weights]
 
     def move(self, share: float, way: list[Tensor]) -> None:
-        """Set the weights to those of the start plus a share of the way."""
+        """Set the weights to the initial ones plus ``share * way``."""
         for weight, begun, moved in zip(self.weights, self.start, way, strict=True):
             weight.data.copy_(begun + share * moved)
 
     def first(self) -> float:
-        """The first rate; NaN while it is unknown how large gradients are."""
+        """The first rate; NaN while the size of gradients is unknown."""
         if self.eta:
             return self.eta
-        inputs = 0.0  # of all layers together; 1 for a vector
+        inputs = 0.0  # of all layers together; a vector counts as 1
         for weight in self.weights:
             n: float = weight[0].numel() if weight.dim() > 1 and len(weight) > 1 else 1
-            if id(weight) in self.tables:  # its rows are the inputs, of which a record has an unknown number
+            if id(weight) in self.tables:  # a record uses between 1 and all of its rows
                 n = max(n, len(weight) ** 0.5)
             inputs += n
         return min(6 / math.sqrt(inputs), self.most) / (math.sqrt(self.T) * self.reach * self.unit)
 
     def noise_to_come(self, t: int) -> float:
-        """Standard deviation of a coordinate of the noise that a look before step t adds, at the first rate."""
+        """Standard deviation of the noise that a look before step t adds to each weight, at the first rate."""
         ahead = sum(factor**2 for factor in self.factors[t:])
         made = sum(factor * (1 - self.momentum ** (t - s)) for s, factor in enumerate(self.factors[:t]))
         share = made / sum(self.factors)  # of the schedule
@@ -253,7 +253,7 @@ class Looks:
     def look(
         self, t: int, model: nn.Module, loss: Loss, batch: Batch, sigma: float, B: float, noise: NoiseGenerator
     ) -> dict[str, Any]:
-        """Compare the losses of the batch at all rates of the ladder, and move half the way to where votes lead."""
+        """Vote by the losses of the batch at all rates of the ladder, and move half of the way that the votes lead."""
         way = [here - begun for here, begun in zip(self.now(), self.start, strict=True)]
         ray, public = [], NoiseGenerator(0).child("look", t)
         std = self.noise_to_come(t)
@@ -269,10 +269,10 @@ class Looks:
         steepness = max(1.0, clear / 0.05)
 
         def margin(j: int) -> float:
-            """Of rate j over the next lower one; released when it is first asked for."""
+            """The private margin of rate j over rate j + 1, the next lower; released when first needed."""
             if j not in margins and sigma:
                 margins[j] = private([votes(losses[j], losses[j + 1], steepness)], sigma, 1.0, B, noise)[0][0].item()
-            elif j not in margins:  # without privacy, of mean losses
+            elif j not in margins:  # without privacy, the difference of the mean losses
                 margins[j] = (math.fsum(finite(losses[j + 1])) - math.fsum(finite(losses[j]))) / B
             return margins[j]
 
@@ -281,18 +281,18 @@ class Looks:
         self.level = before * (found / before) ** 0.5
         along = self.level / before
         if t > 1:
-            along = min(1.0, along)  # after the first look weights only come back
+            along = min(1.0, along)  # after the first look, weights move only towards the initial ones
         self.move(along, way)
         return {"margins": [margins.get(j) for j in range(len(LADDER) - 1)], "along": along}
 
     def rate(self, m: list[Tensor]) -> float:
-        """The rate in force, once the private gradient is known."""
-        if math.isnan(self.unit):  # plain SGD without noise: the size of the first gradient that is not zero
+        """The rate of this step, whose private gradient is m; 0 while the size of gradients is unknown."""
+        if math.isnan(self.unit):  # SGD without noise: take the size of the first gradient that is not zero
             self.unit = torch.cat([one.flatten() for one in m]).double().square().mean().sqrt().item() or math.nan
         return 0.0 if math.isnan(self.first()) else self.first() * self.level
 
     def average(self, t: int) -> None:
-        """Take the weights into their mean, where those after t steps count as t^8; the run ends there."""
+        """Add the weights to their average, in which those after t steps count about as t^8; the run ends at it."""
         share = 9 / (t + 9)
         self.mean = [mean + share * (now - mean) for mean, now in zip(self.mean, self.now(), strict=True)]
         if t == self.T - 1:
@@ -300,10 +300,10 @@ class Looks:
 
 
 def lead(margin: Callable[[int], float], level: float, needed: float) -> float:
-    """From a rate go up while the margin exceeds ``needed``, or down while minus the margin does."""
+    """From rate ``level`` go up while the margin is above ``needed``, or down while it is below ``-needed``."""
 
     def between(place: int) -> float:
-        """The margin at a rate, in 32nds of an octave over the first; that of j lies half-way between j and j + 1."""
+        """The margin at 2^(place / 32) times the first rate; margin(j) lies half-way between rates j and j + 1."""
         j = min(max(4.5 - place / 32, 0.0), 9.0)
         left = math.floor(j)
         if j == left:
