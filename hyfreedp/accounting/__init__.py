@@ -1,4 +1,4 @@
-"""End-to-end privacy accounting (Alg. 2): the noise that a budget allows, the epsilon of a run, and its ledger."""
+"""End-to-end privacy accounting (Alg. 2): the noise that a budget needs, the epsilon of a run, and its ledger."""
 
 from hyfreedp.accounting.calibrate import calibrate_noise
 from hyfreedp.accounting.composition import epsilon

@@ -1,10 +1,10 @@
-"""Upper bounds of the epsilon of several releases, each on its own Poisson batches.
+"""Upper bounds of epsilon for a composition of releases, each on a Poisson batch of its own.
 
-A release is the sum of a batch plus Gaussian noise of standard deviation sigma times the sum's L2 sensitivity.
-Neighbours differ in one record, or in the records of one person.
+A release is a sum over a batch plus Gaussian noise of standard deviation sigma times the sum's L2 sensitivity.
+Neighbouring data sets differ by adding or removing one record, or all records of one person.
 
-* "pld": privacy loss distributions, the tightest: of one release in ``groups``, composed in ``privacy_loss``.
-* "rdp": Renyi differential privacy, by dp-accounting, which takes a second to import.
+* "pld": privacy loss distributions, the tightest: ``groups`` has that of one release, ``privacy_loss`` composes them.
+* "rdp": Renyi differential privacy, by the package dp-accounting (which takes a second to import).
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from hyfreedp.accounting.privacy_loss import epsilon_of_sum
 
 Accountant = Literal["pld", "rdp"]
 
-# A noise multiplier, and the number of independently drawn batches that are released with it.
+# A noise multiplier, and the number of releases with it.
 Release = tuple[float, int]
 
-FINENESS = 100  # grid intervals in a standard deviation of the privacy loss
-LARGEST_GRID = 300_000  # points of one release; only rare losses that are large would need more
-SMALLEST_INTERVAL = 1e-10  # where losses are as small as their rounding
+FINENESS = 100  # grid intervals per standard deviation of the privacy loss
+LARGEST_GRID = 300_000  # grid points for one release; the grid is coarser where rare losses are very large
+SMALLEST_INTERVAL = 1e-10  # smaller losses are lost in their rounding errors
 
 
 def composed_epsilon(
@@ -42,11 +42,11 @@ def composed_epsilon(
     """Epsilon at ``delta`` of all releases together, 0 if there are none. Results are cached within the process.
 
     Args:
-        releases: in any order.
-        sample_rate: probability q in (0, 1] with which a record enters a batch.
+        releases: noise multipliers and counts, in any order.
+        sample_rate: q in (0, 1], the probability with which a record enters a batch.
         delta, accountant: in (0, 1); "pld" or "rdp".
         coarseness: factor on the grid interval of the privacy losses ("pld" only).
-        records_per_person: k >= 1, in how many records neighbours may differ ("pld" only; else ValueError).
+        records_per_person: k >= 1, the number of records that neighbours differ in (k > 1: "pld", else ValueError).
     """
     if records_per_person > 1 and accountant == "rdp":
         raise ValueError(f"accountant must be 'pld' if records_per_person > 1, got 'rdp' and {records_per_person}")
@@ -61,7 +61,7 @@ def composed_epsilon(
 
 
 def merge(releases: Iterable[Release]) -> tuple[Release, ...]:
-    """Sort by noise and add up counts. Multipliers are rounded down to 40 bits, so that equal ones meet."""
+    """Sort by noise, and add the counts of equal multipliers, which are first rounded down to 40 bits."""
     counts: dict[float, int] = {}
     for sigma, count in sorted(releases):
         if count:
@@ -79,7 +79,7 @@ def _pld_epsilon(
 
 
 def pld_epsilon(releases: Sequence[tuple[SampledGaussian, int]], delta: float, coarseness: int = 1) -> float:
-    """Epsilon at ``delta`` of releases, each with a count: the larger of removing and of adding a person's records."""
+    """Epsilon at ``delta`` of releases, each with a count: the larger one of removing and adding a person's records."""
     interval = grid(releases, coarseness)
     both_directions = [one.distributions(interval) for one, _ in releases]
     counts = [count for _, count in releases]
@@ -90,7 +90,7 @@ def pld_epsilon(releases: Sequence[tuple[SampledGaussian, int]], delta: float, c
 def grid(releases: Sequence[tuple[SampledGaussian, int]], coarseness: int = 1) -> float:
     """Grid interval of the privacy losses: ``coarseness / FINENESS`` of their standard deviation.
 
-    Of several releases it is the root mean square. Rounding to the grid adds interval^2 / 4 at most to a variance.
+    For several releases that is the root mean square. Rounding to the grid adds at most interval^2 / 4 to a variance.
     """
     counts = [count for _, count in releases]
     deviation = math.sqrt(np.average([one.deviation**2 for one, _ in releases], weights=counts))
@@ -98,7 +98,7 @@ def grid(releases: Sequence[tuple[SampledGaussian, int]], coarseness: int = 1) -
     return coarseness * max(deviation / FINENESS, width / LARGEST_GRID, SMALLEST_INTERVAL)
 
 
-sampled = lru_cache(maxsize=4)(SampledGaussian)  # a run has two multipliers
+sampled = lru_cache(maxsize=4)(SampledGaussian)  # a run has two noise multipliers
 
 
 @lru_cache(maxsize=4096)
@@ -108,10 +108,10 @@ def _rdp_epsilon(releases: tuple[Release, ...], sample_rate: float, delta: float
 
     accountant, logger = RdpAccountant(), logging.getLogger("absl")
     level = logger.level
-    logger.setLevel(logging.ERROR)  # it warns of orders that it leaves out; epsilon is an upper bound without them too
+    logger.setLevel(logging.ERROR)  # it warns of orders that it leaves out, without which the bound is still valid
     try:
         for sigma, count in releases:
-            sigma = min(sigma, 1e6 * math.sqrt(sample_rate))  # with more noise its result is only rounding error
+            sigma = min(sigma, 1e6 * math.sqrt(sample_rate))  # with more noise dp-accounting returns rounding errors
             accountant.compose(SelfComposedDpEvent(PoissonSampledDpEvent(sample_rate, GaussianDpEvent(sigma)), count))
         return float(accountant.get_epsilon(delta))
     finally:

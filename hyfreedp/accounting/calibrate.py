@@ -33,28 +33,28 @@ def calibrate_noise(
 ) -> NoiseSplit:
     """Split a privacy budget between gradients and probes (Alg. 2; add/remove adjacency, Poisson sampling).
 
-    With T steps, n of them with a probe, and sigma the noise multiplier of DP-SGD without probes at the same budget:
+    Let n of the T steps have a probe, and sigma be the noise multiplier of DP-SGD without probes at the same budget.
 
-    * "per_step": every step costs what a step of DP-SGD at sigma costs, so any accountant's epsilon of that is the
-      run's. sigma_g is sigma on steps without probe and gamma_p sigma on those with one, where gamma_p^2 = 1 +
-      (T/n)(gamma^2 - 1), so that the mean variance of the gradient noise is gamma^2 sigma^2; sigma_l is
-      sigma sqrt(s / (1 - gamma_p^-2)), s being the squared L2 sensitivity of a probe.
-    * "constant": the paper's, sigma_g = gamma sigma on all steps and the smallest sigma_l with the epsilon of DP-SGD at
-      sigma (Eq. sigmas). It equals the closed form above if every step probes.
+    * "per_step": every step costs exactly what a step of DP-SGD at sigma costs, so the whole run does, too. sigma_g is
+      sigma in steps without probe and gamma_p sigma in steps with one, where gamma_p^2 = 1 + (T/n)(gamma^2 - 1), so
+      that the mean variance of the gradient noise is gamma^2 sigma^2. sigma_l is sigma sqrt(s / (1 - gamma_p^-2)),
+      where s is the squared L2 sensitivity of a probe.
+    * "constant", as in the paper: sigma_g = gamma sigma in all steps, and the smallest sigma_l at which the run costs
+      what DP-SGD at sigma costs (Eq. sigmas). If every step probes, both are the same.
 
     Epsilon never exceeds the target. The defaults are those of preset "robust".
 
     Args:
         target_epsilon: > 0. Infinite: no noise at all (non-private).
         target_delta: in (0, 1), customarily below 1/N.
-        sample_rate: q = B/N in (0, 1], probability with which a record enters a batch.
+        sample_rate: q = B/N in (0, 1], the probability with which a record enters a batch.
         steps: T >= 1.
-        interval: K in [1, T], every K-th step probes (after the warm-up).
-        warmup_steps: number of steps at the start that all probe, at most T.
-        vote_steps: for probe "look" alone, the distinct steps with one, in [0, T); None: ``schedule.look_steps``.
+        interval: K in [1, T]: every K-th step probes (after the warm-up).
+        warmup_steps: the number of steps, at the start, that all probe; at most T.
+        vote_steps: the distinct steps in [0, T) with a look (probe "look" only); None: ``schedule.look_steps``.
         probe: "look", which ignores ``interval`` and ``warmup_steps``; "losses", a line search; or "none", plain
             DP-SGD, which ignores ``gamma``, too.
-        gamma: > 1, how much larger the gradient noise is to pay for the probes; the paper's is 1.01.
+        gamma: > 1, the factor on the gradient noise that pays for the probes; 1.01 in the paper.
         accountant: "pld" (tight) or "rdp".
         allocation: "per_step" or "constant".
         records_per_person: k >= 1: the budget holds for a person with up to k records; "pld" only.
@@ -91,7 +91,7 @@ def calibrate_noise(
     split = _with_noise(split)
     margin = TOLERANCE
     while (achieved := epsilon(split)) > target_epsilon:
-        # The closed form costs what DP-SGD at sigma does up to rounding, which can exceed the target at a tiny delta.
+        # The closed form costs what DP-SGD at sigma does only up to rounding, which matters at a tiny delta.
         sigmas = {name: value * (1 + margin) for name, value in vars(split).items() if name.startswith("sigma")}
         split = dataclasses.replace(split, **sigmas)
         margin *= 2
@@ -99,13 +99,13 @@ def calibrate_noise(
 
 
 def recounted(split: NoiseSplit, *, accountant: Accountant, **plan: Any) -> NoiseSplit:
-    """A split that the user made, with epsilon computed anew by ``accountant``; warns that it is no guarantee.
+    """The user's ``split``, with its epsilon computed anew by ``accountant``; warns that its target is no guarantee.
 
-    TypeError or ValueError if it is no split, lacks noise, or is not for the ``plan`` of the run.
+    TypeError or ValueError if it is no split, has no noise, or differs from the ``plan`` of the run.
     """
     check_type("split", split, NoiseSplit, "a NoiseSplit")
     for name, value in plan.items():
-        if name not in ("gamma", "allocation") and getattr(split, name) != value:  # these two only say how it was made
+        if name not in ("gamma", "allocation") and getattr(split, name) != value:  # these two do not affect the run
             raise ValueError(f"split must be of this run, got {name}={getattr(split, name)!r}, which is {value!r} here")
     needed = ["sigma_gradient", "sigma_gradient_probe"]
     if split.probe_steps:
@@ -124,7 +124,7 @@ def recounted(split: NoiseSplit, *, accountant: Accountant, **plan: Any) -> Nois
 
 
 def _with_noise(split: NoiseSplit) -> NoiseSplit:
-    """``split`` with the noise of Alg. 2, lines 4 to 9; it exceeds the budget by rounding at most."""
+    """``split`` with the noise of Alg. 2, lines 4 to 9; rounding may exceed the budget a little."""
     sigma = _vanilla_noise(split)
     if not split.probe_steps:
         return dataclasses.replace(split, sigma=sigma, sigma_gradient=sigma, sigma_gradient_probe=sigma)
@@ -163,7 +163,7 @@ def _vanilla_noise(split: NoiseSplit) -> float:
 
         return smallest_noise(spent_at, split.target_epsilon, start, tolerance)
 
-    # The central limit of Eq. (muGDP), with about the mu that has this budget, is near enough to begin with.
+    # The search begins at the central limit of Eq. (muGDP), with about the mu that has this budget.
     tail = -2 * math.log(split.target_delta)
     mu = math.sqrt(tail + 2 * split.target_epsilon) - math.sqrt(tail)
     per_step = mu / (split.sample_rate * split.records_per_person * math.sqrt(split.steps))
@@ -177,9 +177,9 @@ def _vanilla_noise(split: NoiseSplit) -> float:
 
 
 def _loss_noise(split: NoiseSplit) -> float:
-    """The smallest sigma_l that the budget allows beside the gradient noise of ``split`` (Alg. 2, lines 8 and 9).
+    """The smallest sigma_l that the budget allows, given the gradient noise of ``split`` (Alg. 2, lines 8 and 9).
 
-    The budget is what DP-SGD at sigma costs, not the target: the tolerance between them would show in so small a share.
+    The budget is what DP-SGD at sigma costs, not the target. The small difference would matter in so small a share.
     """
 
     def noise(start: float, coarseness: int, tolerance: float) -> float:
@@ -201,7 +201,7 @@ def _loss_noise(split: NoiseSplit) -> float:
 
 
 def _on_two_grids(noise: Callable[[float, int, float], float], accountant: Accountant, start: float) -> float:
-    """``noise(start, coarseness, tolerance)``; with "pld" a search on a coarser, cheaper grid gives the start."""
+    """``noise(start, 1, TOLERANCE)``; with "pld" a rough search, on a cheaper grid, first improves the start."""
     if accountant == "pld":
         rough = noise(start, 10, 1e-3)
         start = rough if math.isfinite(rough) else start

@@ -1,7 +1,7 @@
-"""What a run releases, and what that costs.
+"""What a run releases, and what epsilon that costs.
 
-The gradient and the probe of a step are adaptive releases of one batch, so a probe step is a single subsampled
-Gaussian of sigma_eff = (sigma_g^-2 + s sigma_l^-2)^(-1/2), s being the squared L2 sensitivity of a probe.
+Gradient and probe of a step are adaptive releases of the same batch. So together they are one subsampled Gaussian
+mechanism with sigma_eff = (sigma_g^-2 + s sigma_l^-2)^(-1/2), where s is the squared L2 sensitivity of a probe.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from hyfreedp.checks import check_type
 
 
 def probe_noise(sigma_loss: float, probe: Probe) -> float:
-    """Noise multiplier of the whole probe vector, given that of each of its numbers."""
+    """Noise multiplier of a probe as one vector, from the noise multiplier of each of its numbers."""
     return sigma_loss / math.sqrt(SQUARED_L2_SENSITIVITY[probe])
 
 
 def effective_noise(sigma_gradient: float, sigma_loss: float, probe: Probe) -> float:
-    """sigma_eff: a gradient with this noise multiplier costs as much as the given gradient and probe together."""
+    """sigma_eff, the noise multiplier at which a gradient alone costs as much as this gradient and probe together."""
     return 1 / math.hypot(1 / probe_noise(sigma_loss, probe), 1 / sigma_gradient)
 
 
@@ -35,7 +35,7 @@ def releases(split: NoiseSplit, steps: int) -> tuple[Release, ...]:
 
 
 def cost(split: NoiseSplit, released: tuple[Release, ...], *, coarseness: int = 1) -> float:
-    """Epsilon of some releases of a run, by its own accountant; ``coarseness`` as in :func:`composed_epsilon`."""
+    """Epsilon of some releases of a run, by the split's accountant; ``coarseness`` as in :func:`composed_epsilon`."""
     return composed_epsilon(
         released,
         sample_rate=split.sample_rate,
@@ -69,15 +69,15 @@ def spent(
 def epsilon(
     noise_split: NoiseSplit, *, target_delta: float | None = None, accountant: Accountant | None = None
 ) -> float:
-    """Epsilon of a whole run with this noise; ``target_delta`` and ``accountant`` are the split's own if None."""
+    """Epsilon of a whole run with this noise; None: the split's own ``target_delta`` and ``accountant``."""
     check_type("noise_split", noise_split, NoiseSplit, "what calibrate_noise returned")
     return spent(noise_split, noise_split.steps, target_delta=target_delta, accountant=accountant)
 
 
 def shares(split: NoiseSplit, *, coarseness: int = 1) -> dict[str, float]:
-    """Epsilon of each part of a run at the full delta, so the parts do not add up.
+    """Epsilon of parts of a run, each at the whole delta, so that they do not add up.
 
-    The parts are "gradients" and "probes" alone, both "together", and "vanilla" DP-SGD at the split's sigma.
+    The parts are "gradients" alone, "probes" alone, both "together", and "vanilla" DP-SGD at the split's sigma.
     """
     if math.isinf(split.target_epsilon):
         return dict.fromkeys(("gradients", "probes", "together", "vanilla"), math.inf)
@@ -95,25 +95,25 @@ def shares(split: NoiseSplit, *, coarseness: int = 1) -> dict[str, float]:
 
 
 def epsilon_of_runs(runs: Iterable[tuple[NoiseSplit, int]], delta: float) -> float:
-    """Epsilon at ``delta`` of several runs together, each given by its noise and the number of steps made.
+    """Epsilon at ``delta`` of several runs together, each given by its split and the number of steps made.
 
-    Their batches and noise must be independent, and their noise, sample rates and lengths fixed before the first; all
-    else may depend on what earlier runs released. A record is in all runs or in none, so losses are summed over runs
-    for its removal and for its addition, and the larger epsilon counts.
+    Batches and noise of the runs must be independent. Noise, sample rates and lengths must be fixed before the first
+    run; all else may depend on what earlier runs released. A record is in all runs or in none. So privacy losses are
+    summed over runs, once for removing it and once for adding it, and the larger epsilon counts.
     """
     counted = [(split, *release) for split, steps in runs for release in merge(releases(split, steps))]
     if not counted:
         return 0.0
-    if any(sigma < 1e-3 for _, sigma, _ in counted):  # infinite for one run, too
+    if any(sigma < 1e-3 for _, sigma, _ in counted):  # as in composed_epsilon
         return math.inf
     each = [(sampled(sigma, split.sample_rate, split.records_per_person), n) for split, sigma, n in counted]
     return pld_epsilon(each, delta)
 
 
 def zcdp(split: NoiseSplit, steps: int) -> float:
-    """rho of zero-concentrated DP (Bun & Steinke 2016): the sum of k^2 / (2 sigma^2), for k records of a person.
+    """rho of zero-concentrated DP (Bun & Steinke 2016): the sum over steps of k^2 / (2 sigma^2), for k records.
 
-    Sampling gets no credit: no smaller rho bounds a sampled Gaussian at all orders.
+    There is no amplification by sampling: no smaller rho bounds a subsampled Gaussian at all orders.
     """
     return sum(n / 2 * (split.records_per_person / sigma) ** 2 for sigma, n in merge(releases(split, steps)))
 

@@ -1,12 +1,12 @@
-"""Privacy losses of one subsampled release if a person has k records, each drawn into the batch independently.
+"""Privacy losses of one subsampled Gaussian release for a person with k records, sampled independently.
 
-The number j of them in the batch is binomial, and the released sum moves by at most j sensitivities. The dominating
-pair is one-dimensional: the mixture of N(j, sigma^2) with these probabilities against N(0, sigma^2). It dominates in
-any number of dimensions, and so do its compositions (Choquette-Choo et al., Privacy Amplification for Matrix
-Mechanisms, ICLR 2024, Corollary 4.7; Ganesh, Tight Group-Level DP Guarantees for DP-SGD with Sampling via Mixture of
-Gaussians Mechanisms, 2024). For k = 1 it is the subsampled Gaussian. Group privacy, k epsilon, is much looser.
+The number j of their records in the batch is binomial, and the released sum moves by at most j sensitivities. So the
+release is dominated by a one-dimensional pair: the binomial mixture of N(j, sigma^2), and N(0, sigma^2). This holds for
+sums of any dimension, and for compositions (Choquette-Choo et al., Privacy Amplification for Matrix Mechanisms, ICLR
+2024, Corollary 4.7; Ganesh, Tight Group-Level DP Guarantees for DP-SGD with Sampling via Mixture of Gaussians
+Mechanisms, 2024). For k = 1 it is the usual subsampled Gaussian. Group privacy, k epsilon, is much looser.
 
-dp-accounting computes the same in Python loops, a hundred times slower for k = 1, a thousand times for more.
+dp-accounting computes the same in Python loops: a hundred times slower for k = 1, a thousand times for larger k.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from scipy import special
 
 from hyfreedp.accounting.privacy_loss import LARGEST_EXPONENT, PrivacyLossDistribution
 
-_NUMBERS_AT_ONCE = 10**7  # limits memory
-_TAIL_STDS = 10.0  # standard deviations; outcomes beyond count as an infinite loss
-_RARE = 1e-32  # numbers of records in the batch with a smaller probability count as an infinite loss
+_NUMBERS_AT_ONCE = 10**7  # in one array, to limit memory
+_TAIL_STDS = 10.0  # outcomes beyond so many standard deviations count as an infinite loss
+_RARE = 1e-32  # each j with a smaller probability counts as an infinite loss
 _NEWTON_STARTS, _NEWTON_STEPS = 2**14, 5
 _SMALLEST_SLOPE = 1e-200  # avoids a division by zero
 
 
 class SampledGaussian:
-    """The dominating pair of one release: the mixture, and N(0, sigma^2), of outcomes x in units of the sensitivity.
+    """The dominating pair of one release, the mixture and N(0, sigma^2), of outcomes x in units of the sensitivity.
 
-    The privacy loss is the logarithm of the ratio of their densities, convex and increasing in x.
+    The privacy loss at x is the logarithm of the ratio of their densities. It is convex and increasing in x.
 
     Args:
         sigma: noise multiplier.
         sample_rate: q in (0, 1].
-        records: k >= 1.
+        records: k >= 1, the records of a person.
 
     Attributes:
-        losses: at equally spaced x, from the smallest to the largest that is finite here.
-        deviation: standard deviation of the loss under the mixture.
+        losses: the privacy losses at equally spaced x, increasing; beyond the last it counts as infinite.
+        deviation: standard deviation of the privacy loss under the mixture.
     """
 
     def __init__(self, sigma: float, sample_rate: float, records: int) -> None:
@@ -56,7 +56,7 @@ class SampledGaussian:
         self.deviation = math.sqrt(weights @ (self.losses - weights @ self.losses) ** 2)
 
     def distributions(self, interval: float) -> tuple[PrivacyLossDistribution, PrivacyLossDistribution]:
-        """The privacy losses of removing and of adding the records, on the grid of multiples of ``interval``."""
+        """The privacy loss distributions of removing and of adding the records, on multiples of ``interval``."""
         places = np.arange(math.floor(self.losses[0] / interval), math.ceil(self.losses[-1] / interval) + 1)
         pieces = np.array_split(places * interval, 1 + len(places) * len(self._present) // _NUMBERS_AT_ONCE)
         removed, added = map(np.concatenate, zip(*map(self._deltas, pieces), strict=True))
@@ -66,9 +66,9 @@ class SampledGaussian:
         )
 
     def _deltas(self, losses: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """delta at epsilon = ``losses`` of removing the records, and at -``losses`` of adding them.
+        """delta of removing the records at epsilon = ``losses``, and of adding them at epsilon = -``losses``.
 
-        The events are {x > t} and {x < t}, where x = t has that loss; an error of t matters to second order only.
+        The worst events are {x > t} and {x < t}, where t is the outcome with that loss; errors in t are second order.
         """
         t = self._outcomes_closed_form(losses) if self._records == 1 else self._outcomes_newton(losses)
         at = (self._present - t) / self._sigma
@@ -79,11 +79,11 @@ class SampledGaussian:
         return np.minimum(removed, 1), _hockey_stick(-losses, below, -ratio_below)
 
     def _differences(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Logarithms of the ratios of the densities of N(j, sigma^2) and N(0, sigma^2); shape (k + 1, len(x))."""
+        """Log ratios of the densities of N(j, sigma^2) and N(0, sigma^2), shape (number of likely j, len(x))."""
         return (2 * self._present * x - self._present**2) / (2 * self._sigma**2)
 
     def _log_mean(self, differences: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Logarithm of the mean of exp(differences) over j, accurate also near 0."""
+        """Logarithm of the mean of exp(differences) over j, accurate near 0, too."""
         mean = (np.exp(self._log_probs) * np.expm1(np.minimum(differences, LARGEST_EXPONENT))).sum(0)
         result = np.log1p(np.maximum(mean, -0.5)) + math.log1p(-self._rest)
         far = (mean < -0.5) | (differences[-1] > LARGEST_EXPONENT)
@@ -91,16 +91,16 @@ class SampledGaussian:
         return result
 
     def _outcomes_closed_form(self, losses: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The x that have these losses, for k = 1."""
+        """The outcomes x at which the privacy loss is ``losses``, for k = 1."""
         q, sigma = self._sample_rate, self._sigma
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             far = losses + np.log1p((q - 1) * np.exp(-losses)) - math.log(q)
-            near = np.log1p(np.expm1(losses) / q)  # the same, and does not cancel where losses and q are tiny
+            near = np.log1p(np.expm1(losses) / q)  # the same, without cancellation where losses and q are tiny
         x = 0.5 + sigma**2 * np.where(np.abs(losses) < 1, near, far)
         return np.fmax(x, -1e3 * sigma)  # -inf or NaN where no x has so small a loss
 
     def _outcomes_newton(self, losses: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The x that have these losses, for any k."""
+        """The outcomes x at which the privacy loss is ``losses``, for any k."""
         width = float(self._x[1] - self._x[0])
         x = start = np.interp(losses, self.losses, self._x)
         for _ in range(_NEWTON_STEPS):
@@ -123,6 +123,6 @@ def _log_sum(terms: NDArray[np.float64]) -> NDArray[np.float64]:
 def _hockey_stick(
     epsilons: NDArray[np.float64], log_more: NDArray[np.float64], log_ratio: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """delta = P - e^epsilon Q of an event with P = e^log_more, which is e^log_ratio times Q, within its bounds."""
+    """delta = P - e^epsilon Q, clipped to its range, for an event with log P = log_more and log(P / Q) = log_ratio."""
     best = np.exp(log_more) * -np.expm1(np.minimum(epsilons - log_ratio, 0))
     return np.clip(best, -np.expm1(np.minimum(epsilons, 0)), 1)

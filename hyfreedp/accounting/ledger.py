@@ -1,4 +1,4 @@
-"""The ledger: counts what a run has really released, and keeps it within its plan."""
+"""The ledger: counts what a run has really released, and refuses what its plan does not allow."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from hyfreedp.accounting.composition import spent
 from hyfreedp.accounting.split import NoiseSplit
 from hyfreedp.errors import LOOP_THAT_ENDS, BudgetExhausted
 
-# A step's number, the tag of its gradient and the tag of its probe; None for a release that was not made yet.
+# A step's number, the tag of its gradient, the tag of its probe; None for a tag: not released yet.
 Tags = Sequence[int | None]
 
 
 class PrivacyLedger:
-    """Counts the releases of a run and refuses those that the plan does not pay for.
+    """Counts the releases of a run and refuses those that the noise was not calibrated for.
 
-    The plan fixes in advance which steps probe. An empty batch is a step, too: noise must hide that it was empty.
+    Which steps probe is fixed in advance. An empty batch is a step, too: noise must hide that it was empty.
 
-    A step is paid for once. Its noise is a function of the un-noised sums (module ``noise``), and has a tag. The same
-    tag again, as after an error or on resuming, is the same release and costs nothing. Another tag for the same step
-    is a second release of the same batch: it is refused if this ledger, or a state it loads, has the first.
+    Each step may be released once. Its noise is a function of the un-noised sums (module ``noise``) and has a tag. If
+    a step is repeated with the same tag, after an error or on resuming, it is the same release and costs nothing. With
+    another tag it is a second release of the same batch, which is refused if this ledger knows of the first.
 
     Args:
-        split: the noise of the run and its plan.
+        split: the plan of the run, with its noise multipliers.
     """
 
     def __init__(self, split: NoiseSplit) -> None:
@@ -38,11 +38,11 @@ class PrivacyLedger:
 
     @property
     def released(self) -> list[list[int | None]]:
-        """Each recorded step with its tags; once an older state was loaded also steps that are still to be repeated."""
+        """Each released step and its tags. After an older state was loaded, some of these are still to be repeated."""
         return [[step, *tags] for step, tags in self._released.items()]
 
     def check(self) -> None:
-        """Refuse the next step if all planned ones were made; counts nothing."""
+        """BudgetExhausted if all planned steps were made."""
         if self._steps >= self.split.steps:
             raise BudgetExhausted(
                 f"all {self.split.steps} steps that the noise was calibrated for have been made; another one would "
@@ -50,7 +50,7 @@ class PrivacyLedger:
             )
 
     def record(self, tag: int = 0) -> None:
-        """Count the next step, just before anything of it is released; ``tag`` names its gradient's noise.
+        """Count the next step, just before its gradient is released; ``tag`` identifies the gradient's noise.
 
         BudgetExhausted, and nothing is counted, if it is not in the plan or was released with other data.
         """
@@ -59,7 +59,7 @@ class PrivacyLedger:
         self._steps += 1
 
     def record_probe(self, step: int, tag: int) -> None:
-        """Count the look of the next step, or the probe of the one just recorded, before anything of it is used."""
+        """Count the look of the next step, or the probe of the step just recorded, before its values are used."""
         self._count(step, 1, tag)
 
     def _count(self, step: int, kind: int, tag: int) -> None:
@@ -75,7 +75,7 @@ class PrivacyLedger:
         tags[kind] = tag
 
     def epsilon(self, target_delta: float | None = None) -> float:
-        """Epsilon of all recorded releases, at the split's delta if None."""
+        """Epsilon of all recorded releases, at ``target_delta`` (None: the split's)."""
         return spent(self.split, len(self._released), target_delta=target_delta)
 
     def state_dict(self) -> dict[str, Any]:
@@ -83,9 +83,9 @@ class PrivacyLedger:
         return {"steps": self._steps, "released": self.released, "split": self.split.to_dict()}
 
     def load_state_dict(self, state: dict[str, Any], *, known: Iterable[Tags] = ()) -> None:
-        """Resume from :meth:`state_dict` of a ledger with the same split.
+        """Resume from :meth:`state_dict`; ``known`` are other releases of the same run, which are kept.
 
-        ``known`` are further releases of the same run; a state of another plan, or that contradicts them, is refused.
+        ValueError for a state of another split; BudgetExhausted if it has a step of ``known`` with other data.
         """
         mine, theirs = self.split.to_dict(), state["split"]
         different = [name for name in mine.keys() | theirs.keys() if mine.get(name) != theirs.get(name)]

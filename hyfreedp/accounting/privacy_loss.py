@@ -1,15 +1,15 @@
-"""Epsilon of a sum of independent privacy losses on a grid, with a bound on the rounding errors of its FFT.
+"""Epsilon of a sum of independent privacy losses on a grid, by FFT with a bound on its rounding errors.
 
 The T-fold convolution of a distribution by FFT has an error of about T 1e-16 everywhere, far more than a tail of mass
-delta. So the losses are tilted first (Esscher): with q(l) = p(l) exp(tilt l - K), K the logarithm of the normaliser,
-the sum of T losses has p^T(x) = q^T(x) exp(T K - tilt x). A tilt that puts the mean of the sum near epsilon moves the
-tail to the centre, and an error of q^T becomes a small part of delta (Keich 2005, J. Comp. Biol. 12(4), does so for
-p-values). Any tilt gives an upper bound, since error bounds are added to delta:
+delta. So the losses are exponentially tilted first (Esscher): with q(l) = p(l) exp(tilt l - K), where K is the log of
+the normaliser, the sum of T losses has p^T(x) = q^T(x) exp(T K - tilt x). A tilt that puts the mean of the sum near
+epsilon moves the tail to the centre, where an error of q^T is a small part of delta (as Keich 2005, J. Comp. Biol.
+12(4), does for p-values). Any tilt gives an upper bound, since bounds of all errors are added to delta:
 
 * An FFT of n numbers has log2(n) stages, each of which rounds by less than 8 units in the last place (Higham, Accuracy
-  and Stability, ch. 24). So each coefficient is right to ``8 log2(n) u`` times the sum of magnitudes.
+  and Stability, ch. 24). So the error of a coefficient is at most ``8 log2(n) u`` times the sum of magnitudes.
 * Mass of q^T beyond the ends of the FFT, at most ``BEYOND`` at each by Chernoff's bound, wraps around to the other end,
-  where it only adds to delta. Mass above counts as an infinite loss, too, and epsilon is never below the lower end.
+  where it only adds to delta. Mass above also counts as an infinite loss, and epsilon is never below the lower end.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from numpy.typing import NDArray
 from scipy import fft, optimize
 
 UNIT = 2.0**-53  # unit roundoff of float64
-BEYOND = 1e-12  # mass that each end may cut off
-NEGLIGIBLE = 1e-30  # mass that no result depends on
-LARGEST_EXPONENT = 700.0  # exp of more could overflow
+BEYOND = 1e-12  # mass that may be cut off at each end
+NEGLIGIBLE = 1e-30  # mass too small to affect any result
+LARGEST_EXPONENT = 700.0  # exp of a larger number could overflow
 LARGEST_TRANSFORM = 2**22  # points of the FFT, which then takes a second and 300 MB
 
 
@@ -41,12 +41,12 @@ class PrivacyLossDistribution:
 
     @classmethod
     def from_deltas(cls, lowest: int, deltas: NDArray[np.float64], interval: float) -> PrivacyLossDistribution:
-        """The tightest on the grid that has these ``deltas``, two or more, at epsilon = ``(lowest + i) * interval``.
+        """The tightest one on the grid with these ``deltas`` (at least two) at epsilon = ``(lowest + i) * interval``.
 
-        Between grid points its delta is a chord in e^epsilon, above the true curve, which is convex there (Doroshenko
-        et al., Connect the Dots, PoPETs 2022, Alg. 1).
+        In between, delta is linear in e^epsilon, which is above the true, convex curve (Doroshenko et al., Connect the
+        Dots, PoPETs 2022, Alg. 1).
         """
-        deltas = np.maximum.accumulate(deltas[::-1])[::-1]  # non-increasing, which rounding may have spoiled
+        deltas = np.maximum.accumulate(deltas[::-1])[::-1]  # non-increasing despite rounding
         change = np.diff(deltas)
         probs = np.empty_like(deltas)
         probs[0] = 1 - deltas[0] + change[0] / math.expm1(interval)
@@ -56,8 +56,8 @@ class PrivacyLossDistribution:
             return cls(lowest, np.log(np.maximum(probs, 0)), float(deltas[-1]), interval)
 
     def coarser(self) -> PrivacyLossDistribution:
-        """The tightest upper bound on every second grid point: the deltas there stay, and chords join them."""
-        first = self.lowest % 2  # an odd place at an end gets a neighbour without mass
+        """The tightest upper bound on every second grid point: delta is kept there, and linear in between."""
+        first = self.lowest % 2  # pads an odd place at an end by a point without mass
         logs = np.pad(self.logs, (first, 1 - (first + len(self.logs)) % 2), constant_values=-math.inf)
         even, odd = np.exp(logs[::2]), np.exp(logs[1::2])
         up = 1 / (1 + math.exp(-self.interval))  # keeps the mean of e^-loss
@@ -77,19 +77,19 @@ class PrivacyLossDistribution:
         return largest + math.log(np.exp(exponents - largest).sum())
 
     def tilted(self, tilt: float) -> PrivacyLossDistribution:
-        """q; its ``infinite`` stays that of p."""
+        """The tilted distribution q, with the ``infinite`` of p."""
         return replace(self, logs=self.logs + tilt * self.values - self.log_normaliser(tilt))
 
     def variance(self) -> float:
-        """Of the finite losses."""
+        """Variance of the finite losses."""
         probs = np.exp(self.logs)
         return float(probs @ (self.values - probs @ self.values) ** 2)
 
 
 def epsilon_of_sum(parts: Sequence[tuple[PrivacyLossDistribution, int]], delta: float) -> float:
-    """A tight upper bound of epsilon at ``delta`` for a sum of independent losses.
+    """A tight upper bound of epsilon at ``delta`` for a sum of independent privacy losses.
 
-    ``parts`` are distributions with the same ``interval``, and how often each occurs in the sum.
+    ``parts`` are distributions on the same grid, each with the number of its losses in the sum.
     """
     interval, count = parts[0][0].interval, sum(n for _, n in parts)
     infinite = sum(n * one.infinite for one, n in parts)
@@ -105,8 +105,8 @@ def epsilon_of_sum(parts: Sequence[tuple[PrivacyLossDistribution, int]], delta: 
     probs, error = _power(tilted, size, unit)
     probs = np.roll(probs, sum(n * one.lowest for one, n in tilted) - low)
 
-    # Undo the tilt, in units of delta: log(p^T(x) / delta) = log q^T(x) + scale - tilt x. The second term of scale
-    # bounds the rounding of K and of the sums.
+    # Undo the tilt, and divide by delta: log(p^T(x) / delta) = log q^T(x) + scale - tilt x. The second term of scale
+    # bounds the rounding errors of K and of the sums.
     scale = (
         sum(n * one.log_normaliser(tilt) for one, n in parts)
         + (count + 64) * (8 * unit + size * UNIT)
@@ -119,7 +119,7 @@ def epsilon_of_sum(parts: Sequence[tuple[PrivacyLossDistribution, int]], delta: 
 
 
 def _best_tilt(parts: Sequence[tuple[PrivacyLossDistribution, int]], delta: float) -> float:
-    """The tilt that nearly minimises Chernoff's bound of epsilon (Canonne, Kamath & Steinke 2020, Proposition 12)."""
+    """A tilt near the minimum of Chernoff's bound of epsilon (Canonne, Kamath & Steinke 2020, Proposition 12)."""
     normal = math.sqrt(-2 * math.log(delta)) / _deviation(parts)  # the solution for normal distributions
 
     def bound(log_ratio: float) -> float:
@@ -137,7 +137,7 @@ def _deviation(parts: Sequence[tuple[PrivacyLossDistribution, int]]) -> float:
 
 
 def _ends(parts: Sequence[tuple[PrivacyLossDistribution, int]]) -> tuple[int, int]:
-    """First and last grid point of the sum: mass at most ``BEYOND`` lies outside on each side, by Chernoff's bound."""
+    """First and last grid point to keep of the sum: by Chernoff's bound at most ``BEYOND`` lies outside at each end."""
     interval, deviation = parts[0][0].interval, _deviation(parts)
     low = sum(n * one.lowest for one, n in parts)
     high = sum(n * (one.lowest + len(one.logs) - 1) for one, n in parts)
@@ -152,10 +152,10 @@ def _ends(parts: Sequence[tuple[PrivacyLossDistribution, int]]) -> tuple[int, in
 def _power(
     parts: Sequence[tuple[PrivacyLossDistribution, int]], size: int, unit: float
 ) -> tuple[NDArray[np.float64], float]:
-    """Cyclic convolution of all by FFT, length ``size``, and a bound on the error of each of its numbers.
+    """Cyclic convolution of all ``parts`` by FFTs of length ``size``, and a bound on the error of each number.
 
     A product of T factors with errors of ``unit`` each is off by T ``unit`` times the largest product of T - 1 of them.
-    Products below ``NEGLIGIBLE``, which are most, count as zero, and what they may be as an error.
+    Products below ``NEGLIGIBLE`` (most of them) are replaced by zero, and added to the error.
     """
     factors = [fft.rfft(np.exp(one.logs), size) for one, _ in parts]
     log_bounds = [np.log(np.abs(factor) + unit) for factor in factors]
@@ -174,11 +174,11 @@ def _power(
 
 
 def _read_off(lowest: int, interval: float, mass: NDArray[np.float64], beyond: float) -> float:
-    """The epsilon >= 0 at which sum_{l > epsilon} mass(l) (1 - e^(epsilon - l)) + ``beyond`` is at most 1.
+    """The smallest epsilon >= 0 at which sum_{l > epsilon} mass(l) (1 - e^(epsilon - l)) + ``beyond`` is at most 1.
 
-    ``mass`` is that of the losses l = ``(lowest + i) * interval``. Nothing is subtracted, so nothing cancels.
+    ``mass[i]`` is the mass, over delta, of the loss ``(lowest + i) * interval``. Nothing is subtracted or cancels.
     """
-    from scipy.signal import lfilter  # it loads scipy.stats, a second that `import hyfreedp` need not take
+    from scipy.signal import lfilter  # loads scipy.stats, which takes a second, so not at `import hyfreedp`
 
     if beyond > 1:
         return math.inf

@@ -14,13 +14,13 @@ from hyfreedp.checks import check_choice, check_count, check_number, check_type
 Allocation = Literal["per_step", "constant"]
 Probe = Literal["look", "losses", "none"]
 
-# More would take minutes to account for, or all memory.
+# Larger values would take minutes, or all memory, to account for.
 MOST_STEPS, MOST_RECORDS_PER_PERSON = 10**7, 1000
 
 # By how much one record can change a probe. Accounting and releases both take it from here.
 VOTE_CLIP = 1.0  # each record adds a number in [-1, 1] to each sum of votes
-VOTES = 10  # such sums in one look
-# Squared L2 sensitivity of the whole probe vector in units of its clip: the votes of a look; three losses in [0, R_l].
+VOTES = 10  # sums of votes in one look
+# Squared L2 sensitivity of a probe as one vector, in units of its clip: ten sums of votes; three losses in [0, R_l].
 SQUARED_L2_SENSITIVITY = {"look": float(VOTES), "losses": 3.0}
 
 
@@ -32,10 +32,10 @@ class NoiseSplit:
         target_epsilon, target_delta, sample_rate, steps, interval, warmup_steps, vote_steps, probe, gamma, accountant,
             allocation, records_per_person: arguments of :func:`calibrate_noise`.
         sigma: noise multiplier of DP-SGD without probes at the same budget.
-        sigma_gradient: noise multiplier of the gradient on steps without probe.
-        sigma_gradient_probe: the same on steps with one.
-        sigma_loss: sigma_l, standard deviation of the noise of each number of a probe in units of its clip.
-        epsilon: of the run at ``target_delta``, bounded by ``accountant``.
+        sigma_gradient: noise multiplier of the gradient in steps without probe.
+        sigma_gradient_probe: the same in steps with a probe.
+        sigma_loss: sigma_l, standard deviation of the noise of each number of a probe, in units of its clip.
+        epsilon: of the whole run at ``target_delta``, an upper bound by ``accountant``.
     """
 
     target_epsilon: float
@@ -57,7 +57,7 @@ class NoiseSplit:
     records_per_person: int = 1
 
     def __post_init__(self) -> None:
-        """Check all ranges, and sort ``vote_steps``."""
+        """ValueError or TypeError for a field out of range; sorts ``vote_steps``."""
         steps = check_count("steps", self.steps, 1, MOST_STEPS, "the most accounted for")
         for name, choices in (("probe", Probe), ("accountant", Accountant), ("allocation", Allocation)):
             check_choice(name, getattr(self, name), choices)
@@ -83,22 +83,22 @@ class NoiseSplit:
 
     @property
     def unit(self) -> str:
-        """What neighbouring data sets differ in, in words."""
+        """What neighbouring data sets differ in, as text."""
         return "one record" if self.records_per_person == 1 else f"one person's {self.records_per_person} records"
 
     @property
     def guarantee(self) -> bool:
-        """Whether the run provably stays within a finite target, as splits of :func:`calibrate_noise` do."""
+        """Whether the run provably stays within a finite target, as with every split of :func:`calibrate_noise`."""
         return self.epsilon <= self.target_epsilon < math.inf
 
     def is_probe_step(self, t: int) -> bool:
-        """Whether step t = 0, 1, ... has a look; or a line search, in the warm-up and at every ``interval``-th step."""
+        """Whether step t = 0, 1, ... has a look, or a line search (in the warm-up, then every ``interval`` steps)."""
         if self.probe != "losses":
             return t in self.vote_steps
         return t < self.warmup_steps or (t - self.warmup_steps) % self.interval == 0
 
     def probe_steps_before(self, t: int) -> int:
-        """Number of probe steps (see :meth:`is_probe_step`) among 0, ..., t - 1."""
+        """Number of steps with a probe among 0, ..., t - 1, see :meth:`is_probe_step`."""
         if self.probe != "losses":
             return sum(step < t for step in self.vote_steps)
         return min(t, self.warmup_steps) + math.ceil(max(t - self.warmup_steps, 0) / self.interval)
@@ -116,7 +116,7 @@ class NoiseSplit:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> NoiseSplit:
-        """Inverse of :meth:`to_dict`, ``probe_steps`` ignored; ValueError for missing, unknown or wrong fields."""
+        """Inverse of :meth:`to_dict`; ``probe_steps`` is ignored. ValueError for missing, unknown or wrong fields."""
         names = {field.name for field in dataclasses.fields(cls)}
         values = {"records_per_person": 1} | {name: value for name, value in values.items() if name != "probe_steps"}
         missing, unknown = sorted(names - set(values)), sorted(set(values) - names)
