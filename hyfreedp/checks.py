@@ -1,4 +1,4 @@
-"""Checks of the user's arguments before any private data is used; each error says what is allowed."""
+"""Checks of the user's arguments, made before any private data is used; each error says what is allowed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 
 def check_choice(name: str, value: Any, choices: Any) -> None:
-    """``value`` must be one of ``choices``: the strings of a Literal type, or of any iterable."""
+    """ValueError unless ``value`` is one of ``choices``: a Literal type, or an iterable of strings."""
     allowed = get_args(choices) or tuple(choices)
     if not isinstance(value, str) or value not in allowed:
         hint = nearest(str(value), allowed)
@@ -26,7 +26,7 @@ def check_choice(name: str, value: Any, choices: Any) -> None:
 
 
 def check_number(name: str, value: Any, within: str = "[-inf, inf]") -> float:
-    """``value`` as a float in an interval, such as "(0, 1]", the numbers above 0 and up to 1; NaN is refused."""
+    """``value`` as a float; ValueError unless it is a number ``within`` an interval such as "(0, 1]"."""
     if not isinstance(value, numbers.Real) or isinstance(value, bool) or math.isnan(value):
         raise ValueError(f"{name} must be a number, got {value!r}")
     number, (low, high) = float(value), map(float, within[1:-1].split(","))
@@ -36,20 +36,20 @@ def check_number(name: str, value: Any, within: str = "[-inf, inf]") -> float:
 
 
 def check_flag(name: str, value: Any) -> bool:
-    """``value``, which must be True or False: another would count as one of them, "no" as True."""
+    """``value`` as a bool; TypeError for others, which Python would convert ("no" to True)."""
     if not isinstance(value, bool | np.bool_):
         raise TypeError(f"{name} must be True or False, got {value!r}")
     return bool(value)
 
 
 def check_type(name: str, value: Any, kinds: Any, wanted: str) -> None:
-    """``value`` must be of one of the ``kinds``, in words ``wanted``."""
+    """TypeError unless ``value`` is an instance of ``kinds``, which the message calls ``wanted``."""
     if not isinstance(value, kinds):
         raise TypeError(f"{name} must be {wanted}, got {type(value).__name__}")
 
 
 def check_array(name: str, value: Any) -> NDArray[np.float64]:
-    """``value`` as an array of float64."""
+    """``value`` as an array of float64; TypeError if that is impossible."""
     try:
         return np.asarray(value, dtype=np.float64)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -57,14 +57,14 @@ def check_array(name: str, value: Any) -> NDArray[np.float64]:
 
 
 def check_positive(name: str, value: Any) -> float:
-    """``value`` as a float greater than 0; infinity is allowed."""
+    """``value`` as a float; ValueError unless it is above 0 (infinity is)."""
     if not check_number(name, value) > 0:
         raise ValueError(f"{name} must be positive, got {value}")
     return float(value)
 
 
 def check_delta(target_delta: Any, records: int) -> None:
-    """Refuse a delta above 0.1; warn of a delta of 1 / N or more, and of a data set with a single record."""
+    """ValueError for a delta above 0.1; a warning for a delta of 1 / N or more, or if there is only one record."""
     delta = check_number("target_delta", target_delta, "(0, 1)")
     means = f"it would allow to publish each record with probability {delta:g}"
     advice = f"choose one below 1/N, such as 1/(10 N) = {0.1 / records:.2g}"
@@ -84,7 +84,7 @@ def check_delta(target_delta: Any, records: int) -> None:
 
 
 def check_count(name: str, value: Any, smallest: int, largest: float = math.inf, limit: str = "") -> int:
-    """``value`` as an int from ``smallest`` to ``largest``, whose name in the message is ``limit``."""
+    """``value`` as an int; ValueError unless from ``smallest`` to ``largest``, which the message calls ``limit``."""
     if not isinstance(value, numbers.Integral) or isinstance(value, bool) or not smallest <= int(value) <= largest:
         upper = f" and at most {limit}={largest}" if limit else ""
         raise ValueError(f"{name} must be an integer of at least {smallest}{upper}, got {value!r}")
@@ -92,29 +92,29 @@ def check_count(name: str, value: Any, smallest: int, largest: float = math.inf,
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The end of an error message about an unknown name: "; did you mean ...?", or nothing if no known one is near."""
+    """The end of a message about an unknown name: "; did you mean ...?", or "" if no ``known`` name is similar."""
     near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def listed(problems: Sequence[str]) -> str:
-    """The first three problems, and the number of further ones."""
+    """The first three problems and the number of others, as text."""
     more = f"; and {len(problems) - 3} more like these" if len(problems) > 3 else ""
     return "; ".join(problems[:3]) + more
 
 
 def is_of(package: str, value: object) -> bool:
-    """Whether the class of a value, or a base class, is defined in a package; it need not be imported."""
+    """Whether the class of ``value``, or a base class, comes from ``package``, which is not imported for that."""
     return any(f"{kind.__module__}.".startswith(f"{package}.") for kind in type(value).__mro__)
 
 
 def made_by(thing: object) -> str | None:
-    """ "Opacus" or "accelerate" if that library has wrapped a model, optimizer or loader; else None."""
+    """ "Opacus" or "accelerate" if that library has wrapped the model, optimizer or loader; else None."""
     return next((library for library in ("Opacus", "accelerate") if is_of(library.lower(), thing)), None)
 
 
 def check_optimizer(optimizer: Any) -> None:
-    """Refuse what is not a torch optimizer, was wrapped by another library, or needs a closure."""
+    """TypeError unless it is a plain torch optimizer whose ``step`` needs no closure."""
     kind = type(optimizer)
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(f"optimizer must be a torch optimizer, such as AdamW(module.parameters()), got {kind.__name__}")
@@ -127,7 +127,7 @@ def check_optimizer(optimizer: Any) -> None:
 
 
 def check_model(module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Refuse what is no whole, plain model with values, and an optimizer of other parameters than its own."""
+    """ValueError or TypeError unless it is a plain, whole model and the optimizer has all its trainable parameters."""
     _check_unwrapped(module)
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
         if tensor.is_meta:
@@ -149,7 +149,7 @@ def check_model(module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
 
 
 def _check_unwrapped(module: nn.Module) -> None:
-    """Refuse what is not a model (TypeError), or is wrapped (data parallel, Opacus) or split over processes."""
+    """TypeError if it is no module, ValueError if it is wrapped (data parallel, Opacus) or split over processes."""
     check_type("module", module, nn.Module, "a torch.nn.Module, the model to train")
     for name, layer in module.named_modules():
         if isinstance(layer, DistributedDataParallel | DataParallel):
@@ -169,7 +169,7 @@ def _check_unwrapped(module: nn.Module) -> None:
 
 
 def check_function(name: str, value: Any) -> None:
-    """``value`` must be a function of one record; numbers for a whole batch could depend on other records."""
+    """TypeError unless ``value`` is a function (of one record): numbers for a batch could depend on other records."""
     if not callable(value):
         raise TypeError(
             f"{name} must be a function of one record, got {type(value).__name__}: take the record's own, as in lambda "
@@ -178,7 +178,7 @@ def check_function(name: str, value: Any) -> None:
 
 
 def check_weights(weights: Tensor) -> Tensor:
-    """``weights``, which must be in [0, 1], as the noise covers samples that count once at most."""
+    """``weights``; ValueError unless all are in [0, 1], since the noise is for samples that count at most once."""
     if not bool(((weights >= 0) & (weights <= 1)).all()):
         raise ValueError(
             "weights must be in [0, 1], got one outside: divide all by the largest possible, whoever is in the data"
@@ -187,7 +187,7 @@ def check_weights(weights: Tensor) -> Tensor:
 
 
 def check_same_model(here: Mapping[str, Any], there: Mapping[str, Any]) -> None:
-    """Refuse saved weights, ``there``, of another model before any is loaded (torch would load those that fit)."""
+    """ValueError if the ``state_dict`` ``there`` does not fit the one ``here``; torch would load the part that fits."""
     own, other = ({name: getattr(value, "shape", None) for name, value in state.items()} for state in (here, there))
     different = sorted(name for name in own.keys() | other.keys() if own.get(name, 0) != other.get(name, 0))
     if different:

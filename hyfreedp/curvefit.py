@@ -1,4 +1,4 @@
-"""The quadratic through the probes: slope b, curvature a and the learning rate b/a (Eq. "curve fit" of the paper).
+"""The parabola through the probed losses: slope b, curvature a and learning rate b/a (Eq. "curve fit" of the paper).
 
 Along the update direction G the loss is L(w - eta G) = L(w) - b eta + a eta^2 / 2, with b = G.g and a = G.H.G.
 """
@@ -19,8 +19,8 @@ class QuadraticFit:
     """L(eta) = intercept - slope * eta + curvature * eta^2 / 2, with standard errors from the known noise.
 
     Attributes:
-        slope: b, units of loss per unit of learning rate; positive when G is a descent direction.
-        curvature: a, units of loss per squared learning rate.
+        slope: b, in loss per unit of learning rate; positive if G is a descent direction.
+        curvature: a, in loss per squared learning rate.
         intercept: fitted loss at eta = 0.
         slope_std, curvature_std: standard errors of b and a; 0 without noise.
     """
@@ -33,22 +33,22 @@ class QuadraticFit:
 
     @property
     def minimizer(self) -> float:
-        """b/a, the stationary point: a minimum if a > 0, a maximum if a < 0; infinite or NaN if a = 0."""
+        """b/a, the stationary point: a minimum if a > 0, a maximum if a < 0; +-infinity, or NaN for b = 0, if a = 0."""
         if self.curvature == 0:
             return math.nan if self.slope == 0 else math.copysign(math.inf, self.slope)
         return self.slope / self.curvature
 
 
 def fit_quadratic(etas: ArrayLike, losses: ArrayLike, noise_std: ArrayLike = 0.0) -> QuadraticFit:
-    """Least-squares parabola through any number of probes, in closed form (Alg. 1, lines 9-10).
+    """Least-squares parabola through any number of losses, in closed form (Alg. 1, lines 9-10).
 
     The basis 1, x, x^2 is orthogonalised over the probes, which makes the normal equations diagonal and is as accurate
-    as a QR factorisation. With the three probes (-eta, 0, eta) of Alg. 1 the parabola interpolates.
+    as a QR factorisation. The parabola meets the three losses of Alg. 1, at (-eta, 0, eta), exactly.
 
     Args:
-        etas: probed learning rates, shape ``(n,)``, n >= 3, at least three distinct (two non-zero ones beside 0).
+        etas: probed learning rates, shape ``(n,)``, at least three of them distinct.
         losses: the losses L(w - eta_i G), shape ``(n,)``.
-        noise_std: standard deviation of the independent noise in each loss, a number or shape ``(n,)``.
+        noise_std: standard deviation of the independent noise in each loss, one number or shape ``(n,)``.
 
     Raises:
         ValueError: shapes differ, a value is not finite, or fewer than three etas are distinct.
@@ -73,7 +73,7 @@ def fit_quadratic(etas: ArrayLike, losses: ArrayLike, noise_std: ArrayLike = 0.0
     tilt = (linear @ square) / (linear @ linear)
     quadratic = square - square.mean() - tilt * linear
 
-    # Each coefficient is a dot product of the losses with known weights, so its error follows from the losses' noise.
+    # Each coefficient is a dot product of the losses with known weights, so its standard error follows from noise_std.
     linear_weights = linear / (linear @ linear)
     quadratic_weights = quadratic / (quadratic @ quadratic)
     slope_weights = (tilt * quadratic_weights - linear_weights) / scale

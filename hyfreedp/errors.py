@@ -9,8 +9,8 @@ LOOP_THAT_ENDS = (
 
 
 class Refused(ValueError):
-    """The loss returns, or does, something that a private step cannot allow."""
+    """The loss returns or does something that a private step must not allow."""
 
 
 class BudgetExhausted(RuntimeError):
-    """The next release is not in the plan for which the noise was calibrated, so it would break the guarantee."""
+    """The noise was not calibrated for another release, which would therefore exceed the privacy budget."""

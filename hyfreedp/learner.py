@@ -1,4 +1,4 @@
-"""The interface of learning-rate learners, and the view of a batch that they get."""
+"""The interface of what learns the rate, and the view of a batch that it gets."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from hyfreedp.pytorch.records import LookResult, ProbeResult
 
 @dataclass(frozen=True)
 class BatchView:
-    """One batch as a learner gets it. Losses are raw; a learner may use them only through a release with noise.
+    """One batch as a learner sees it. Its losses are raw: a learner may use them only through one noisy release.
 
     Attributes:
         noise_multiplier: sigma_l of the release.
         expected_batch_size, processes: those of the run.
-        generator: source of the noise of this release only.
+        generator: source of the noise, for this release only.
         batch: computes raw losses at the model's current weights, and has the samples' weights.
         count: records the tag of the release in the ledger.
     """
@@ -35,17 +35,17 @@ class BatchView:
     count: Callable[[int], None]
 
     def released(self) -> None:
-        """Count the release whose noise was just drawn. Call it before the released values are used."""
+        """Count the release in the ledger. Call this once its noise is drawn, before its values are used."""
         self.processes.check_same(self.generator.tag)
         self.count(self.generator.tag)
 
 
 class RateLearner:
-    """Base class of the learners. The ``repr`` names all settings that must be equal in a loaded state."""
+    """Base class of the learners. Its ``repr`` names all settings, which must be equal in a loaded state."""
 
     @property
     def eta(self) -> float:
-        """The learning rate in force, without decay."""
+        """The current learning rate, without decay."""
         raise NotImplementedError
 
     def on_step_start(self, step: int) -> None:
@@ -56,7 +56,7 @@ class RateLearner:
         raise NotImplementedError
 
     def undo(self) -> None:
-        """Revert :meth:`vote_before_step`; called if the step failed. Does nothing after :meth:`on_gradient`."""
+        """Revert :meth:`vote_before_step` after a failed step. Does nothing once :meth:`on_gradient` was called."""
 
     def on_gradient(self) -> None:
         """Called when the private gradient is in ``.grad``."""
@@ -64,7 +64,7 @@ class RateLearner:
     def probe_after_step(
         self, view: BatchView, here: Tensor, move: Callable[[float], None]
     ) -> tuple[ProbeResult, Tensor]:
-        """Release losses along the update G of the step.
+        """Release losses along the update direction G of the step, and set the next rate.
 
         Args:
             view: the batch.
@@ -72,12 +72,12 @@ class RateLearner:
             move: ``move(x)`` sets the weights to w - x G.
 
         Returns:
-            What was released and decided, and the raw losses, for diagnostics.
+            What was released and decided; and the raw losses, (3, B), for diagnostics.
         """
         raise NotImplementedError
 
     def on_step_end(self) -> None:
-        """Called when the step was made."""
+        """Called after the weights were updated."""
 
     def averaged(self) -> AbstractContextManager[None]:
         """See :meth:`hyfreedp.HyFreeDPOptimizer.averaged`."""
@@ -92,7 +92,7 @@ class RateLearner:
 
 
 class FixedRate(RateLearner):
-    """The base optimizer's own rate, which ``rate`` returns; nothing is released."""
+    """Uses the base optimizer's own rate, which ``rate()`` returns; nothing is released for it."""
 
     def __init__(self, rate: Callable[[], float]) -> None:
         self._rate = rate

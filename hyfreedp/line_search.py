@@ -1,6 +1,6 @@
 """The paper's line search: three private losses along the update, a parabola, and the next rate (Alg. 1, lines 7-11).
 
-Decisions depend only on released values and the current learning rate, so they are post-processing.
+Decisions depend only on released values and the current learning rate, so they cost no privacy (post-processing).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LossThresholdRule = Literal["sum", "previous"]
 
 
 class StepDecision(NamedTuple):
-    """Decision of a step rule: the next ``eta``, whether the fit was used, and why."""
+    """What a step rule decides: the next ``eta``, whether it used the fit, and why."""
 
     eta: float
     accepted: bool
@@ -35,17 +35,17 @@ class StepDecision(NamedTuple):
 
 
 def literal(fit: QuadraticFit, eta: float) -> StepDecision:
-    """Algorithm 1 as printed (line 11): eta = b/a, whatever the signs. Zero is rejected: it could not be probed."""
+    """Algorithm 1 as printed (line 11): eta = b/a, whatever the signs. Zero is rejected: no probe could follow."""
     if fit.minimizer == 0 or not math.isfinite(fit.minimizer):
         return StepDecision(eta, False, "rejected: b/a is zero or not finite")
     return StepDecision(fit.minimizer, True, "b/a")
 
 
 def gen(fit: QuadraticFit, eta: float, *, smoothing: float = 0.1) -> StepDecision:
-    """GeN's guards around b/a: accept only a, b > 0, clamp to [eta / 2, 2 eta], smooth.
+    """b/a with the guards of GeN: only if a, b > 0, clamped to [eta / 2, 2 eta], and smoothed.
 
-    The constants are those in the code of the authors' package gen-optim 0.1.1 (Bu et al. 2024). Its further condition
-    R^2 > 0.99 always holds for a parabola through three points. ``smoothing`` is the weight of b/a in the next eta.
+    The constants are those of the authors' package gen-optim 0.1.1 (Bu et al. 2024). It also asks for R^2 > 0.99, which
+    a parabola through three points always has. ``smoothing`` is the weight of the clamped b/a in the next eta.
     """
     if not (fit.slope > 0 and fit.curvature > 0):
         return StepDecision(eta, False, "rejected: b and a are not both positive")
@@ -57,10 +57,10 @@ def gen(fit: QuadraticFit, eta: float, *, smoothing: float = 0.1) -> StepDecisio
     return StepDecision(smoothing * target + (1 - smoothing) * eta, True, reason)
 
 
-# R_l for the next probe, before clamping: the sum of the private losses at (w - eta G, w, w + eta G) (paper, §4.1 "in
-# practice"), or the one at w (Alg. 1, line 8).
+# R_l of the next probe, before it is clamped: the sum of the private losses at (w - eta G, w, w + eta G) (paper, §4.1
+# "in practice"), or the one at w (Alg. 1, line 8).
 THRESHOLD_RULES: dict[str, Callable[[list[float]], float]] = {"sum": sum, "previous": lambda losses: losses[1]}
-LOSS_THRESHOLD_RANGE = 0.1, 20.0  # of R_l; unclamped, both published rules can diverge
+LOSS_THRESHOLD_RANGE = 0.1, 20.0  # to which R_l is clamped, since both published rules can diverge
 
 
 # -- the line search ---------------------------------------------------------------------------------------------------
@@ -70,7 +70,7 @@ class LossSearch(RateLearner):
     """Releases three losses, fits the parabola through them, and applies a step rule.
 
     Args:
-        rule, smoothing: name of the step rule, :func:`gen` or :func:`literal`, and the weight in :func:`gen`.
+        rule, smoothing: the step rule, "gen" (:func:`gen`, with this ``smoothing``) or "literal" (:func:`literal`).
         eta: initial learning rate, positive.
         loss_threshold: initial R_l; infinite in non-private runs.
         loss_threshold_rule: how R_l is computed from the released losses, see ``THRESHOLD_RULES``.
@@ -103,7 +103,7 @@ class LossSearch(RateLearner):
     ) -> tuple[ProbeResult, Tensor]:
         """Release three losses of the batch, fit and decide; updates ``eta`` and R_l. See :class:`RateLearner`.
 
-        Losses are clipped to [0, R_l], so one that is mostly negative, such as a negative log-density, must be shifted.
+        Losses are clipped to [0, R_l]. So shift a loss that is often negative, such as a negative log-density.
         """
         eta, threshold = self.eta, self.loss_threshold
         with view.processes.all_or_none():

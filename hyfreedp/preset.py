@@ -1,4 +1,4 @@
-"""Presets, the settings of the method; arguments to change them; and the plan of a run, which follows from both."""
+"""Presets (the settings of the method), the arguments that change them, and the plan of a run that follows."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ class Preset:
     """The settings of the method, independent of data, model and privacy target.
 
     Attributes:
-        probe: what is released beside gradients: "look" (:mod:`hyfreedp.look`); "losses", three for a line search; or
-            "none" for plain DP training with the base optimizer's own learning rate.
-        step_rule: of a line search, how the rate follows from a noisy fit (:mod:`hyfreedp.line_search`).
-        smoothing: of step rule "gen", weight in (0, 1] of the clamped b/a in the next rate; the old one has the rest.
-        loss_threshold_rule: of a line search, how R_l follows from the released losses.
-        initial_learning_rate: eta_0 of a learned rate. If None: for a line search the paper's; for looks a public
-            function of the model, see :mod:`hyfreedp.look`. Looks reach from 32 times to a 32nd of it.
-        interval: K, steps from probe to probe of a line search, at most the length of the run.
-        warmup: share of the run, from its start, in which every step of a line search probes.
-        gamma: factor on the gradient noise (root mean square over steps), which pays for the probes.
+        probe: what is released beside gradients: "look", votes on the rate (:mod:`hyfreedp.look`); "losses", three of
+            them for the paper's line search; or "none": plain DP training at the base optimizer's own learning rate.
+        step_rule: line search only: how the rate follows from the noisy parabola (:mod:`hyfreedp.line_search`).
+        smoothing: step rule "gen" only: the weight in (0, 1] of the clamped b/a; the old rate has the rest.
+        loss_threshold_rule: line search only: how R_l follows from the released losses.
+        initial_learning_rate: eta_0 of a learned rate. None: 1e-4 for a line search, as in the paper; for looks a
+            public function of the model. Looks reach from eta_0 / 32 to 32 eta_0.
+        interval: line search only: K, every K-th step probes; at most the length of the run.
+        warmup: line search only: the share of the run, at its start, in which every step probes.
+        gamma: factor on the gradient noise (root mean square over steps), by which the probes are paid for.
         allocation, accountant: see :func:`hyfreedp.calibrate_noise`.
-        decay, decay_start: shape of the fall of the rate to zero at the end, and the share of the run before it begins.
+        decay, decay_start: how the rate falls to zero at the end ("none": not), and after which share of the run.
     """
 
     probe: Probe = "look"
@@ -67,10 +67,10 @@ class Preset:
         }
 
 
-FIELDS = tuple(field.name for field in fields(Preset))  # may be changed by arguments
+FIELDS = tuple(field.name for field in fields(Preset))  # what arguments of make_private_with_epsilon may change
 
-# "paper" is Alg. 1. The guards and the smoothing of rule "gen", which it does not print, are those of the authors'
-# package, gen-optim 0.1.1, which it equals step by step without privacy (tests/core/test_gen_optim.py).
+# "paper" is Alg. 1 with step rule "gen": the guards and the smoothing, which the paper does not print, are those of the
+# authors' package gen-optim 0.1.1. Without privacy both take the same steps (tests/core/test_gen_optim.py).
 PRESETS: dict[str, Preset] = {
     "robust": Preset(),
     "paper": Preset(probe="losses", initial_learning_rate=PAPER_RATE, allocation="constant"),
@@ -103,7 +103,7 @@ ELSEWHERE = {
 
 
 def refuse_unknown(names: Iterable[str], known: Sequence[str]) -> None:
-    """Refuse keyword arguments that are not among the ``known``; the message says what to write instead."""
+    """TypeError for a keyword argument that is not among the ``known``; the message says what to write instead."""
     for name in names:
         if name not in known:
             remedy = f": {ELSEWHERE[name]}" if name in ELSEWHERE else nearest(name, known)
@@ -111,7 +111,7 @@ def refuse_unknown(names: Iterable[str], known: Sequence[str]) -> None:
 
 
 def takes_preset_fields(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorator: refuse what neither the function nor :class:`Preset` knows, before Python names what is missing."""
+    """Decorator: refuse arguments that neither the function nor :class:`Preset` has, before Python checks others."""
     own = [name for name, one in signature(function).parameters.items() if one.kind is Parameter.KEYWORD_ONLY]
 
     @wraps(function)
@@ -127,10 +127,10 @@ _FOR_LEARNED_RATES = ("gamma", "allocation", "initial_learning_rate")
 
 
 def resolve(preset: str | Preset, changes: Mapping[str, Any], steps: int) -> Preset:
-    """The settings of a run of ``steps``: a preset, given by name or as an object, with some fields changed.
+    """The settings of a run of ``steps``: a preset, given by name or as an object, with the ``changes``.
 
-    The preset's default interval is limited to ``steps``; an interval among the changes is not. ValueError or TypeError
-    for an unknown name, a field out of range, or a field that this probe does not use.
+    The interval is lowered to ``steps``, unless it is among the changes. ValueError or TypeError for an unknown name, a
+    field out of range, or a change of a field that the probe does not use.
     """
     if isinstance(preset, str):
         check_choice("preset", preset, PRESETS)
@@ -157,21 +157,21 @@ def resolve(preset: str | Preset, changes: Mapping[str, Any], steps: int) -> Pre
 
 @dataclass(frozen=True)
 class RunPlan:
-    """The settings of a run, and what each of its steps releases, with how much noise."""
+    """The settings of a run, and what each of its steps releases, and with how much noise."""
 
     preset: Preset
     split: NoiseSplit
 
     @property
     def learns_rate(self) -> bool:
-        """Whether the learning rate is learned, from looks or probes."""
+        """Whether looks or probes set the learning rate."""
         return self.split.probe != "none"
 
     @property
     def decays(self) -> bool:
-        """Whether the run lowers the rate by a schedule of its own."""
+        """Whether the run itself lowers the rate towards its end."""
         return self.preset.decay != "none"
 
     def rate_factor(self, t: int) -> float:
-        """Factor of the decay on the learning rate at step t."""
+        """The decay's factor on the learning rate at step t."""
         return decay_factor(t, self.split.steps, self.preset.decay, self.preset.decay_start)

@@ -1,8 +1,8 @@
-"""Private means of per-sample gradients, losses and votes, and what the clipping of losses costs.
+"""Private means of per-sample gradients, losses and votes, and the bias and noise of a private loss.
 
 Implements Eq. (priv grad), Eq. (loss priv), Theorem 1 and Corollary 1 of the paper. Every sum runs over a Poisson batch
-and is divided by the *expected* batch size, so that one record more or less changes it by at most
-``clip / expected_batch_size``. An empty batch is released like any other: as pure noise.
+and is divided by the *expected* batch size, so that adding or removing one record changes the result by at most
+``clip / expected_batch_size``. An empty batch is released like any other, as pure noise.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from hyfreedp.noise import NoiseGenerator, as_generator
 # Replaces tensors, in place, by their sums over all processes that train together.
 AddUp = Callable[[Sequence[Tensor]], None]
 
-# Replaces NaN and infinity: larger than any threshold, and finite, since non-private runs fit unclipped losses.
+# Replaces NaN and infinity: above any threshold, but finite, since non-private runs fit parabolas to unclipped losses.
 UNBOUNDED_LOSS = 1e100
-LARGEST_SCALE = 1e100  # of noise; far more would overflow
-VOTE_GRID = 2.0**20  # votes are multiples of its inverse
-FINGERPRINT_BOUND = 1e6  # clamps losses of which the noise is a function: one infinite loss would make all sums equal
+LARGEST_SCALE = 1e100  # largest standard deviation of noise; far more would overflow
+VOTE_GRID = 2.0**20  # votes are rounded to multiples of its inverse
+FINGERPRINT_BOUND = 1e6  # clamps the losses that the noise depends on: with one infinite loss all sums would be equal
 
 
 def privatize_gradient(
@@ -43,9 +43,9 @@ def privatize_gradient(
     Args:
         clipped_sums: one tensor per parameter, float32 or float64.
         noise_multiplier: sigma_g >= 0. The noise of each number has standard deviation ``sigma_g * sensitivity``.
-        sensitivity: largest norm of one sample's clipped gradient over all parameters together.
-        expected_batch_size: sample rate times the number of records.
-        generator: source of the noise; a new one from the operating system if None.
+        sensitivity: largest L2 norm of one sample's clipped gradient, over all parameters together.
+        expected_batch_size: sample rate times the number of records, never the size of the actual batch.
+        generator: source of the noise; None: a new one, seeded by the operating system.
     """
     if noise_multiplier > 0:
         as_generator(generator).add_noise(clipped_sums, noise_multiplier * sensitivity)
@@ -64,14 +64,14 @@ def privatize_loss(
     """Release mean losses: clip each to ``[0, R_l]``, sum, add noise, divide (Eq. "loss priv"). Threat model: WR.
 
     Args:
-        losses: per-sample losses, shape ``(..., B)``. The last dimension is averaged, so three probes of one batch are
-            released by one call with shape ``(3, B)``. B may be 0. NaN and infinity count as ``threshold``, and
-            negative losses as 0, without a warning, which would not be private. Shift a loss that is often negative.
+        losses: per-sample losses, shape ``(..., B)``, B >= 0. The last dimension is averaged: one call with shape
+            ``(3, B)`` releases three probes of a batch. NaN and infinity count as ``threshold``, negative losses as 0,
+            without a warning, since that would not be private. Shift a loss that is often negative.
         threshold: R_l > 0, in units of the loss. Infinite only without noise (non-private runs).
         noise_multiplier: sigma_l >= 0. The noise of each sum has standard deviation ``sigma_l R_l``.
         expected_batch_size: sample rate times the number of records, never the size of the actual batch.
-        generator: source of the noise; a new one from the operating system if None.
-        add_up: sums over processes, of which each passes the losses of its own samples; None for a single process.
+        generator: source of the noise; None: a new one, seeded by the operating system.
+        add_up: sums tensors over processes, each of which passes the losses of its own samples; None: one process.
 
     Returns:
         Private means, shape ``(...)``, float64, on the CPU.
@@ -98,24 +98,24 @@ def privatize_votes(
     generator: NoiseGenerator | None = None,
     add_up: AddUp | None = None,
 ) -> list[float]:
-    """Release votes between successive candidates (weights of the model): each record votes on each pair.
+    """Release mean votes between m + 1 candidate weights of the model: each record votes on each successive pair.
 
     A record with losses a at one candidate and b at the next votes ``(b - a) / (|a| + |b|)``, times the steepness,
-    clipped to [-1, 1]. Released are the sums of w_i times the votes, plus noise, over the expected batch size. So votes
-    need no threshold, and the L2 sensitivity of all m sums together is sqrt(m).
+    clipped to [-1, 1]. The sum of w_i times the votes plus noise, over the expected batch size, is the private margin.
+    So no threshold is needed, and all m sums together have L2 sensitivity sqrt(m).
 
-    NaN and infinity count as the largest loss, minus infinity as the smallest; ties, also of these, add 0. Signs of
-    b - a would be as bounded, but the records of a class would vote as a block (docs/step_rule.md, "Why not signs").
+    NaN and infinity count as the largest loss, minus infinity as the smallest; equal losses, also of these, vote 0.
+    Why the vote is not the sign of b - a: docs/step_rule.md, "Why not signs".
 
     Args:
-        losses: per-sample losses at each candidate, in order, shape ``(m + 1, B)``. B may be 0.
+        losses: per-sample losses at each candidate, in order, shape ``(m + 1, B)``, B >= 0 (else ValueError).
         noise_multiplier: sigma_l >= 0, standard deviation of the noise of each sum.
         expected_batch_size, generator, add_up: as in :func:`privatize_loss`.
-        steepness: at least 1, and public. If larger, small votes exceed more noise; if very large, they are signs.
+        steepness: at least 1, and public. A larger one makes small votes stand out from the noise, up to signs.
         weights: of the samples, in [0, 1], shape ``(B,)``; all 1 if None.
 
     Returns:
-        The m private margins, positive if the batch prefers the former of two candidates.
+        The m private margins, positive where the batch prefers the former of two candidates.
     """
     if losses.ndim != 2:
         raise ValueError(f"losses must have shape (m + 1, B), got {tuple(losses.shape)}")
@@ -126,15 +126,15 @@ def privatize_votes(
     if weights is not None:
         votes = votes * weights
     votes = (votes * VOTE_GRID).round() / VOTE_GRID  # so that sums are exact, in any order
-    # Noise is a function of the un-noised sums (module noise). Other data may have the same sums of votes, so sums of
-    # losses are noised with them, and then discarded.
+    # The noise is a function of the un-noised sums (module noise). Since other data may have the same sums of votes,
+    # sums of losses are noised with them, and then thrown away.
     rows = torch.cat([votes, values.clamp(-FINGERPRINT_BOUND, FINGERPRINT_BOUND)])
     private = noisy_mean(rows, VOTE_CLIP, noise_multiplier, expected_batch_size, generator, add_up)
     return private[: len(votes)].tolist()
 
 
 def within_floats(losses: Tensor) -> Tensor:
-    """Losses as float64 whose sums do not overflow; NaN and infinity count as the largest."""
+    """Losses in float64, clamped to +-1e100 so that sums do not overflow; NaN counts as 1e100."""
     return losses.double().nan_to_num(nan=math.inf).clamp(-UNBOUNDED_LOSS, UNBOUNDED_LOSS)
 
 
@@ -146,15 +146,15 @@ def noisy_mean(
     generator: NoiseGenerator | None,
     add_up: AddUp | None,
 ) -> Tensor:
-    """Sums of values (..., B), plus noise of standard deviation ``noise_multiplier * clip``, over the expected size.
+    """Sums of values (..., B) plus noise of standard deviation ``noise_multiplier * clip``, over the expected size.
 
-    Values are at most ``clip`` in magnitude, which is infinite only without noise. Returns shape ``(...)``, on the CPU.
+    Values must be at most ``clip`` in magnitude, which is infinite only without noise. Returns (...), on the CPU.
     """
     _check_noise(noise_multiplier, expected_batch_size)
     total = clipped.sum(dim=-1)
     if add_up is not None:
         add_up([total])
-    total = total.cpu()  # few numbers, used on the CPU; moved before the noise, to wait for the device only once
+    total = total.cpu()  # few numbers; moved before the noise is drawn, so that the CPU waits for the device only once
     if noise_multiplier > 0:
         if not noise_multiplier * clip <= LARGEST_SCALE:
             raise ValueError(
@@ -166,7 +166,7 @@ def noisy_mean(
 
 
 def clipping_bias(losses: ArrayLike | Tensor, threshold: ArrayLike) -> float | np.ndarray:
-    """How far clipping lowers the mean of a batch: the mean of ReLU(L_i - R_l) (Theorem 1). Threat model: RAW.
+    """By how much clipping lowers the mean of a batch: the mean of ReLU(L_i - R_l) (Theorem 1). Threat model: RAW.
 
     Args:
         losses: per-sample losses, shape ``(B,)``, B >= 1.
@@ -181,7 +181,7 @@ def clipping_bias(losses: ArrayLike | Tensor, threshold: ArrayLike) -> float | n
 
 
 def normal_clipping_bias(threshold: ArrayLike, mean: float, std: float) -> float | np.ndarray:
-    """Clipping bias of losses ~ N(mean, std^2) as B grows: std * (phi(alpha) - alpha (1 - Phi(alpha))) (Corollary 1).
+    """Expected clipping bias of losses ~ N(mean, std^2): std * (phi(alpha) - alpha (1 - Phi(alpha))) (Corollary 1).
 
     Args:
         threshold: one R_l or an array of them; the result has its shape. alpha = (R_l - mean) / std.
@@ -189,13 +189,13 @@ def normal_clipping_bias(threshold: ArrayLike, mean: float, std: float) -> float
     """
     mean, std = check_number("mean", mean), check_positive("std", std)
     alpha = (check_array("threshold", threshold) - mean) / std
-    density = np.exp(-(alpha**2) / 2) / math.sqrt(2 * math.pi)  # scipy.stats would take a second to import
+    density = np.exp(-(alpha**2) / 2) / math.sqrt(2 * math.pi)  # phi; scipy.stats takes a second to import
     bias = std * (density - alpha * special.ndtr(-alpha))
     return float(bias) if bias.ndim == 0 else bias
 
 
 def loss_noise_std(threshold: ArrayLike, noise_multiplier: float, expected_batch_size: float) -> float | np.ndarray:
-    """Standard deviation of the noise in one private mean: sigma_l R_l / B (Theorem 1)."""
+    """Standard deviation of the noise in a private mean loss, sigma_l R_l / B (Theorem 1); in the threshold's shape."""
     _check_noise(noise_multiplier, expected_batch_size)
     if noise_multiplier == 0:
         threshold = np.zeros_like(threshold, dtype=np.float64)  # it may be infinite, and 0 * inf is NaN

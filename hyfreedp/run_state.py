@@ -1,4 +1,4 @@
-"""The state of a run: saved, checked and restored as a whole, so that the run resumes bit for bit."""
+"""The state of a run, saved, checked and restored as a whole, so that the run resumes bit for bit."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from hyfreedp.pytorch.base_optimizer import BaseOptimizer
 
 @dataclass(frozen=True)
 class RunState:
-    """The parts of a run that change; ``settings`` do not, and must be equal in a state that is loaded."""
+    """All parts of a run that change, and its ``settings``, which must be equal in a state that is loaded."""
 
     module: nn.Module
     base: BaseOptimizer
@@ -40,7 +40,7 @@ class RunState:
         return {"base_optimizer": self.base.optimizer.state_dict(), **self._without_base()}
 
     def _without_base(self) -> dict[str, Any]:
-        """All but the base optimizer's state, since its state_dict runs the user's hooks."""
+        """All but the base optimizer's state, whose ``state_dict`` would run the user's hooks."""
         return {
             "model": self.module.state_dict(),
             "rate": self.rate_learner.state_dict(),
@@ -52,7 +52,7 @@ class RunState:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what :meth:`state_dict` gave, all or nothing; raises as :meth:`HyFreeDPOptimizer.load_state_dict`."""
+        """Restore the state, all or nothing; errors as of :meth:`HyFreeDPOptimizer.load_state_dict`."""
         if not isinstance(state, Mapping) or "generator" not in state:
             raise ValueError("the state must be what state_dict() of a private optimizer gave")
         key = state["generator"]["key"]
@@ -83,7 +83,7 @@ class RunState:
             self.base.note_rates()
 
     def _restore(self, state: Mapping[str, Any], known: Iterable[Tags]) -> None:
-        """Restore all but the base optimizer from a checked state; ``known`` are further releases of the same run."""
+        """Restore all but the base optimizer; the ledger also keeps the releases ``known`` so far."""
         self.ledger.load_state_dict(state["ledger"], known=known)
         self.module.load_state_dict(state["model"])
         self.rate_learner.load_state_dict(state["rate"])

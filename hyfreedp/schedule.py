@@ -1,4 +1,4 @@
-"""The steps with a look, and the decay of the learning rate; both depend on the length of the run only."""
+"""Which steps have a look, and how the learning rate decays; both depend only on the length of the run."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Literal
 
 Decay = Literal["none", "linear", "cosine"]
 
-# Measured on validation data of small tasks, see docs/step_rule.md.
-FIRST_LOOK_STEP = 1  # number of steps before the first look
-LOOK_SHARES = (1 / 8, 1 / 2, 3 / 4)  # shares of the run before the later looks
+# Chosen on validation data of small tasks, see docs/step_rule.md.
+FIRST_LOOK_STEP = 1  # steps made before the first look
+LOOK_SHARES = (1 / 8, 1 / 2, 3 / 4)  # shares of the run made before the later looks
 
 
 def decay_factor(step: int, steps: int, decay: Decay, start: float = 0.0) -> float:
-    """Factor on eta at 0-based ``step``: 1 up to the share ``start`` of the run, then falling to zero at its end."""
+    """Factor on eta at 0-based ``step``: 1 for the share ``start`` of the run, then falling to 0 at its end."""
     if decay == "none":
         return 1.0
     progress = max(0.0, (step / steps - start) / (1 - start))
@@ -21,6 +21,6 @@ def decay_factor(step: int, steps: int, decay: Decay, start: float = 0.0) -> flo
 
 
 def look_steps(steps: int) -> tuple[int, ...]:
-    """The steps, in a run of ``steps``, that begin with a look."""
+    """The 0-based steps that begin with a look, in a run of ``steps`` steps."""
     wanted = {FIRST_LOOK_STEP, *(math.ceil(share * steps) for share in LOOK_SHARES)}
     return tuple(step for step in sorted(wanted) if FIRST_LOOK_STEP <= step < steps)

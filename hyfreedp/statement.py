@@ -1,6 +1,6 @@
-"""A privacy statement: what a run guarantees, for whom, and what it leaves open, in words to publish and as JSON.
+"""A privacy statement: what a run guarantees, for whom, and what it leaves open, as text to publish and as JSON.
 
-It answers the lists of NIST SP 800-226 and of Ponomareva et al. (2023), section 5.3; docs/statement.md has the mapping.
+It answers the checklists of NIST SP 800-226 and of Ponomareva et al. (2023), section 5.3; see docs/statement.md.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from hyfreedp.accounting import NoiseSplit
 from hyfreedp.accounting.composition import epsilon_of_runs, epsilon_of_zcdp, spent, zcdp
 from hyfreedp.checks import check_choice, check_count, check_flag, check_number, check_positive, check_type
 
-# What only the user knows, by the names that Statement.fill takes.
+# Questions that only the user can answer, by the arguments of Statement.fill.
 QUESTIONS = {
     "data": "What are the data, how were they collected, and under which rules?",
     "people": "How many records can one person have, and do records of several people depend on each other?",
@@ -41,7 +41,7 @@ _PROBES = {"look": "look (noised votes on the learning rate)", "losses": "probe 
 
 
 def _versions() -> dict[str, str]:
-    """Versions of what computes and accounts; a package that is run without having been installed has none."""
+    """Versions of Python and of the packages that compute and account; "not installed" if run from a source tree."""
     versions = {"Python": platform.python_version()}
     for package in ("hyfreedp", "torch", "dp-accounting"):
         try:
@@ -56,11 +56,11 @@ class Statement:
     """What a run guarantees so far. Made by :meth:`HyFreeDPOptimizer.statement`; ``str`` is :meth:`markdown`.
 
     Attributes:
-        split: the plan: noise, sample rate, planned steps, and which of them probe.
-        steps: how many steps have released something; all epsilons are of these.
-        unit, number: what batches are drawn of, and N, how many the data hold, which is public.
+        split: the plan: noise, sample rate, number of steps, and which of them probe.
+        steps: how many steps have released something; all epsilons are for these.
+        unit, number: what is sampled ("record" or "owner"), and how many of them the data have: N, which is public.
         sampled: whether all batches were Poisson samples of the private loader.
-        clipping: of each unit's gradient.
+        clipping: the clipping rule, as text.
         noise: "standard", or "secure" against floating-point attacks.
         versions, answers: of the libraries; to some of ``QUESTIONS``, see :meth:`fill`.
     """
@@ -76,7 +76,7 @@ class Statement:
     answers: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Refuse facts that no run has, as from a file that was edited."""
+        """ValueError or TypeError for facts that no run has, say from an edited file."""
         check_type("split", self.split, NoiseSplit, "what calibrate_noise returned")
         check_type("answers", self.answers, Mapping, "a dictionary of texts")
         check_count("steps", self.steps, 0, self.split.steps, "the plan's")
@@ -91,36 +91,36 @@ class Statement:
             check_choice("each name of answers", name, QUESTIONS)
 
     def fill(self, **answers: str) -> Statement:
-        """The statement with the user's answers: data, people, earlier_use, tuned, pretrained, recipients."""
+        """A copy with the user's answers: data, people, earlier_use, tuned, pretrained, recipients."""
         return dataclasses.replace(self, answers={**self.answers, **answers})
 
     @property
     def without_guarantee(self) -> str:
-        """Why the run has no guarantee; empty if it has one."""
+        """Why the run has no guarantee; "" if it has one."""
         if math.isinf(self.split.target_epsilon):
             return "nothing was noised (target_epsilon=inf)"
         return "" if self.sampled else "batches were not Poisson samples of the private loader (without_guarantee=True)"
 
     @property
     def protects(self) -> str:
-        """By what neighbouring data sets differ, in words."""
+        """What neighbouring data sets differ in, as text."""
         return "one owner with all their records" if self.unit == "owner" else self.split.unit
 
     def epsilon(self, delta: float | None = None) -> float:
-        """Proven epsilon of the steps made, at the plan's delta or another; infinite without a guarantee."""
+        """Proven epsilon of the steps made, at ``delta`` (None: the plan's); infinite without a guarantee."""
         if self.without_guarantee:
             return math.inf
         return spent(self.split, self.steps, target_delta=delta)
 
     @property
     def deltas(self) -> tuple[float, float, float]:
-        """The plan's delta, a tenth and a hundredth of it, at which the statement has epsilons."""
+        """The deltas at which the statement gives epsilon: the plan's, a tenth and a hundredth of it."""
         delta = self.split.target_delta
         return delta, float(f"{delta / 10:.12g}"), float(f"{delta / 100:.12g}")
 
     @property
     def rho(self) -> float:
-        """zCDP of the steps made, without credit for sampling; infinite without a guarantee."""
+        """rho of zCDP of the steps made, without amplification by sampling; infinite without a guarantee."""
         return math.inf if self.without_guarantee else zcdp(self.split, self.steps)
 
     @property
@@ -132,7 +132,7 @@ class Statement:
         return f"Differentially private: epsilon {_up(self.epsilon())} at delta {delta:g}, of {self.protects}"
 
     def markdown(self) -> str:
-        """The statement as a page."""
+        """The statement as a page of Markdown."""
         rows = [f"| {name} | {value} |" for name, value in self._rows().items()]
         uncovered = [*_NOT_COVERED]
         if self.split.probe == "none":
@@ -148,7 +148,7 @@ class Statement:
     __str__ = markdown
 
     def _rows(self) -> dict[str, str]:
-        """The table: what is told, and of this run."""
+        """The rows of the table: name and value."""
         split = self.split
         delta, *others = self.deltas
         noised = math.isfinite(split.target_epsilon)
@@ -186,7 +186,7 @@ class Statement:
 
     @classmethod
     def from_dict(cls, facts: Mapping[str, Any]) -> Statement:
-        """Inverse of :meth:`to_dict`; ignores what is computed. ValueError if facts are missing or wrong."""
+        """Inverse of :meth:`to_dict`, which ignores other entries. ValueError if facts are missing or wrong."""
         try:
             own = {one.name: facts[one.name] for one in dataclasses.fields(cls)}
             infinite = {name: float(own["split"][name]) for name in ("target_epsilon", "epsilon")}
@@ -195,7 +195,7 @@ class Statement:
             raise ValueError(f"the text must be a privacy statement of hyfreedp, which it is not: {error!r}") from None
 
     def to_json(self) -> str:
-        """The facts, with headline, epsilons and rho for other programs; infinite numbers are the string "inf"."""
+        """The facts, and headline, epsilons and rho for other programs; infinite numbers become the string "inf"."""
         epsilons = [{"delta": delta, "epsilon": self.epsilon(delta)} for delta in self.deltas]
         computed = {"headline": self.headline, "guarantee": not self.without_guarantee, "epsilons": epsilons}
         text = json.dumps({**computed, "rho": self.rho, **self.to_dict()})
@@ -212,17 +212,17 @@ class Statement:
 
 
 def total_epsilon(runs: Sequence[Any], delta: float) -> float:
-    """Epsilon at ``delta`` of several runs on the same records, by composing their privacy loss distributions.
+    """Epsilon at ``delta`` of several runs on the same records together, by privacy loss distributions.
 
-    It is tighter than the sum of their epsilons, and holds at ``delta``, not at the sum of their deltas. A run may use
-    what earlier ones released; but budgets and lengths of all must be fixed before the first.
+    It is smaller than the sum of their epsilons, and holds at ``delta``, not at the sum of their deltas. A run may use
+    what earlier ones released, but the budgets and lengths of all runs must be fixed before the first.
 
     Args:
-        runs: for each its :class:`Statement`, or the private optimizer, whose steps so far count.
+        runs: a list of statements, or of private optimizers, whose steps so far count.
         delta: in (0, 1).
 
-    ValueError or TypeError if runs protect different units, one has no guarantee, or two optimizers draw batches by one
-    seed (of which statements know nothing).
+    ValueError or TypeError if runs protect different units, one has no guarantee, or two optimizers draw their batches
+    by the same seed (which is not checked for statements).
     """
     delta = check_number("delta", delta, "(0, 1)")
     if not isinstance(runs, list | tuple) or not runs:
@@ -249,5 +249,5 @@ def total_epsilon(runs: Sequence[Any], delta: float) -> float:
 
 
 def _up(number: float) -> str:
-    """Four digits, rounded up, so that no epsilon is understated."""
+    """``number`` to four significant digits, rounded up so that no epsilon is understated."""
     return f"{float(Context(prec=4, rounding=ROUND_CEILING).create_decimal(number)):g}"
