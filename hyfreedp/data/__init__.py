@@ -1,1 +1,1 @@
-"""Poisson sampling of records, and the batches that a step takes."""
+"""Poisson sampling of records, and the batches that a private step takes."""

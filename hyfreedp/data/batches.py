@@ -1,4 +1,4 @@
-"""The batches over which a step maps its loss: stacked records, each as ``collate_fn([record])`` returned it alone."""
+"""The batches over which a step maps its loss: records, each as ``collate_fn([record])`` returned it, stacked."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from torch import Tensor
 from hyfreedp.checks import check_count
 
 Loss = Callable[[Any], Tensor]  # maps one record, as collate_fn([record]) returns it, to one number
-PhysicalBatchSize = int | Callable[[Any], int] | None  # most samples at once; a function for records like its argument
+PhysicalBatchSize = int | Callable[[Any], int] | None  # most samples at once, or a function from a record to it
 
 _PLAIN_TYPES = {bool, int, float, str, bytes, type(None)}
 _SHARED = "what all samples share is no part of a batch; let the loss have it from outside"
 
 
 class Slot:
-    """Marks the place of the tensor number ``index`` in the structure of a record."""
+    """Stands for tensor number ``index`` in the structure of a record."""
 
     def __init__(self, index: int) -> None:
         self.index = index
@@ -35,8 +35,8 @@ class Group:
     """Stacked records of the same structure, shapes and types.
 
     Attributes:
-        rows: their positions in the batch, int64, shape ``(n,)``, on the CPU.
-        tensors: each of shape ``(n, ...)``; entry i is what ``collate_fn([record])`` returned for record i.
+        rows: the records' positions in the batch, int64, shape ``(n,)``, on the CPU.
+        tensors: each of shape ``(n, ...)``; row i is a tensor of record i, as ``collate_fn([record])`` returned it.
         form: the structure of one record, with a :class:`Slot` in place of each tensor.
     """
 
@@ -49,17 +49,17 @@ class Group:
 
     @property
     def has_values(self) -> bool:
-        """Whether records have something beside tensors, such as texts, which Python code sees."""
+        """Whether records also hold other values than tensors, such as strings."""
         found: list[bool] = []
         map_leaves(lambda leaf: found.append(not isinstance(leaf, Slot)), self.form)
         return any(found)
 
     def record(self, tensors: Sequence[Tensor]) -> Any:
-        """A new record with these tensors; other values are copied, so that a loss changes them in one record only."""
+        """A record with these tensors. Other values are copies, so that a loss cannot change them for other records."""
         return map_leaves(lambda leaf: tensors[leaf.index] if isinstance(leaf, Slot) else copied(leaf), self.form)
 
     def take(self, rows: Tensor | slice) -> Group:
-        """The records at positions ``rows`` of the group."""
+        """The records at positions ``rows`` within the group."""
         some = [t[rows if isinstance(rows, slice) else rows.to(t.device, non_blocking=True)] for t in self.tensors]
         return replace(self, rows=self.rows[rows], tensors=some)
 
@@ -73,7 +73,7 @@ class Group:
 class Records:
     """A batch of ``size`` samples whose records were collated one by one.
 
-    With ``owners`` each sample is a tuple of all records of one owner.
+    If ``owners``, each sample is a tuple of records of one owner.
     """
 
     groups: list[Group]
@@ -98,7 +98,7 @@ class Records:
 
 
 def stack_records(records: Iterable[Any], *, owners: bool = False) -> Records:
-    """Group the records of a batch by shapes, types, devices and all values that are not tensors.
+    """Stack records that agree in structure, shapes, types, devices and all values that are not tensors.
 
     Each record is copied before the next is fetched, which may reuse its memory. A record that cannot be stacked
     (sparse, nested and quantised tensors) or compared (objects other than numbers and strings) is a group of its own.
@@ -118,7 +118,7 @@ def stack_records(records: Iterable[Any], *, owners: bool = False) -> Records:
 
 
 def groups_of(batch: Any) -> list[Group]:
-    """The groups of a batch, none if it is empty; each record of a plain batch becomes a batch of one row."""
+    """The groups of a batch, [] if it is empty; each record of a plain batch becomes a batch of one row."""
     if isinstance(batch, Records):
         return batch.groups
     size, parts, slots = batch_length(batch), leaves(batch), map(Slot, count())
@@ -136,10 +136,10 @@ def groups_of(batch: Any) -> list[Group]:
 
 
 def batch_length(batch: Any) -> int:
-    """Number of samples in a batch; in a plain one, the first dimension of every tensor.
+    """Number of samples in a batch; in a plain one, the size of dimension 0 of every tensor.
 
-    TypeError if it has no tensor, or what cannot be divided among samples; ValueError if tensors, or lists without
-    tensors, differ in this number.
+    TypeError if it has no tensor, or a value that cannot be divided among samples; ValueError if tensors, or lists
+    without tensors, have different lengths.
     """
     if isinstance(batch, Records):
         return len(batch)
@@ -190,7 +190,7 @@ def leaves(value: Any) -> list[Any]:
 
 
 def map_leaves(function: Callable[[Any], Any], value: Any, is_leaf: Callable[[Any], bool] = lambda _: False) -> Any:
-    """Copy a structure of mappings, dataclasses, tuples and lists, with ``function`` applied to each leaf."""
+    """A copy of a structure of mappings, dataclasses, tuples and lists, with ``function`` applied to each leaf."""
     kind: Any = type(value)
     named = fields_of(value)
     if is_leaf(value) or (named is None and not isinstance(value, list | tuple)):
@@ -211,17 +211,17 @@ def map_leaves(function: Callable[[Any], Any], value: Any, is_leaf: Callable[[An
 
 
 def of_one_form(records: Sequence[Any]) -> bool:
-    """Whether records are tensors, arrays and numbers of the same types and shapes, in the same structure."""
+    """Whether records have the same structure of tensors, arrays and numbers, with the same types and shapes."""
     first = _key(records[0], _type)
-    # An object's keys are never equal, so the first record is compared with itself, too.
+    # The first is compared with itself, too: other objects get a new key each time, which equals no other.
     return all(_key(record, _type) == first for record in records)
 
 
 def token_budget(tokens_of: Callable[[Any], int], budget: int) -> Callable[[Any], int]:
-    """A function for ``max_physical_batch_size``: as many records as have ``budget`` tokens together, but one at least.
+    """A function for ``max_physical_batch_size``: as many records as have ``budget`` tokens together, at least one.
 
     Args:
-        tokens_of: returns the number of tokens of a record, from its shape, not its values, such as
+        tokens_of: maps a record to its number of tokens, by its shape and not its values, such as
             ``lambda record: record["input_ids"].shape[1]``.
     """
     check_count("budget", budget, 1)
@@ -230,12 +230,12 @@ def token_budget(tokens_of: Callable[[Any], int], budget: int) -> Callable[[Any]
 
 
 def copied(leaf: Any) -> Any:
-    """A copy of a leaf, in memory of its own."""
+    """A copy of a leaf that shares no memory with it."""
     return leaf.clone() if isinstance(leaf, Tensor) else copy.deepcopy(leaf)
 
 
 def _taken_apart(record: Any) -> tuple[list[Tensor], Any]:
-    """Copies of a record's tensors that can be stacked, as plain tensors, and its structure with slots for them."""
+    """Copies of a record's stackable tensors, as plain tensors, and its structure with slots in their places."""
     tensors: list[Tensor] = []
 
     def take(leaf: Any) -> Any:
@@ -249,14 +249,14 @@ def _taken_apart(record: Any) -> tuple[list[Tensor], Any]:
 
 
 def is_plain(leaf: Any) -> bool:
-    """Whether a value is a strided tensor with storage of its own."""
+    """Whether a value is a strided tensor with storage of its own, so that it can be stacked."""
     if not isinstance(leaf, Tensor) or leaf.layout is not torch.strided or leaf.is_nested or leaf.is_quantized:
         return False
     return type(leaf).__torch_dispatch__ is Tensor.__torch_dispatch__  # wrapper subclasses override it
 
 
 def _key(value: Any, key_of: Callable[[Any], Hashable]) -> Hashable:
-    """A key that is equal for values of the same structure whose leaves have equal keys."""
+    """A dictionary key that is equal for values of the same structure whose leaves have equal keys."""
     if (named := fields_of(value)) is not None:
         return type(value), *[(_value(name), _key(part, key_of)) for name, part in named.items()]
     if isinstance(value, list | tuple):
@@ -265,7 +265,7 @@ def _key(value: Any, key_of: Callable[[Any], Hashable]) -> Hashable:
 
 
 def _value(leaf: Any) -> Hashable:
-    """A key that is equal for equal numbers or strings and for slots; any other object's key equals no other."""
+    """A key that is equal for equal numbers or strings, and for all slots; the key of another object equals none."""
     if type(leaf) is float:
         return leaf.hex()
     if type(leaf) is Slot:
@@ -274,7 +274,7 @@ def _value(leaf: Any) -> Hashable:
 
 
 def _type(leaf: Any) -> Hashable:
-    """A key that is equal for leaves that torch's default_collate stacks unchanged; any other's key equals no other."""
+    """A key that is equal for leaves that torch's default_collate can stack; the key of another object equals none."""
     if is_plain(leaf) or isinstance(leaf, np.ndarray | np.number | np.bool_):
         return type(leaf), leaf.dtype, leaf.shape
     return type(leaf) if isinstance(leaf, int | float) else object()

@@ -35,14 +35,14 @@ from hyfreedp.noise.random_states import random_states_of
 from hyfreedp.pytorch.devices import CPU
 from hyfreedp.pytorch.wrapper import Unprepared
 
-# Settings that the private loader takes over from the user's.
+# Arguments that the private loader copies from the user's loader.
 _WORKERS = "num_workers pin_memory timeout worker_init_fn multiprocessing_context prefetch_factor persistent_workers"
 
 
 class Drawn(NamedTuple):
-    """What one process fetches for 0-based ``step``: the indices of records, or of owners.
+    """What one process fetches for 0-based ``step``: ``rows``, the indices of records or of owners.
 
-    ``key`` seeds the random numbers of fetching them, such as those of augmentation. Each process has a key of its own.
+    ``key`` seeds random numbers while they are fetched, such as those of augmentation; each process has its own key.
     """
 
     step: int
@@ -52,21 +52,21 @@ class Drawn(NamedTuple):
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class PoissonSampler(Sampler[Drawn]):
-    """Yields batches that hold each record independently with probability ``sample_rate``, empty ones included.
+    """Yields batches in which each record is independently with probability ``sample_rate``; some may be empty.
 
-    The batch of step t is drawn by a generator keyed with (seed, t), so ``position`` resumes a run exactly, even if
-    worker processes fetch ahead. One pass yields the rest of an epoch, or of the run, which ends at ``horizon``. Each
-    of several processes draws the same batch and keeps the records whose index modulo ``world_size`` is ``rank``.
+    The batch of step t is a function of (seed, t) alone, so a run resumes exactly from its ``position``, even if worker
+    processes have fetched ahead. One pass yields the rest of an epoch, or of the run if that ends first. Each of
+    several processes draws the same batch and keeps the records whose index modulo ``world_size`` is ``rank``.
 
     Attributes:
-        unit, num_records: what is drawn, and N >= 1, how many there are.
+        unit, num_records: what is drawn, and N >= 1, how many of them there are.
         sample_rate: q in (0, 1].
-        steps_per_epoch: batches in one pass.
+        steps_per_epoch: batches in one whole pass.
         seed: non-negative integer of any size; keep it secret, since it determines which records are in which batch.
-        rank, world_size: number of this process, from 0, and of all processes.
-        position: the step whose batch comes next; the optimizer advances it when a step is done.
-        horizon: number of steps of the whole run, or None.
-        given: step and size of the batch that the loader yielded last; None before the first and after loading a state.
+        rank, world_size: the number of this process, from 0, and the number of processes.
+        position: the step whose batch comes next; the optimizer advances it.
+        horizon: number of steps of the whole run; None: no end.
+        given: step and size of the batch that the loader yielded last; None at the start and after loading a state.
     """
 
     num_records: int
@@ -88,7 +88,7 @@ class PoissonSampler(Sampler[Drawn]):
         last = first - first % self.steps_per_epoch + self.steps_per_epoch
         if self.horizon is not None:
             last = min(last, self.horizon)
-            if first >= self.horizon:  # after an empty pass, "while True: for batch in loader" would run for ever
+            if first >= self.horizon:  # else "while True: for batch in loader" would loop for ever
                 raise BudgetExhausted(f"all {self.horizon} planned steps have been made: {LOOP_THAT_ENDS}")
         return map(self.drawn, range(first, last))
 
@@ -103,9 +103,9 @@ class PoissonSampler(Sampler[Drawn]):
         return drawn[drawn % self.world_size == self.rank].tolist()
 
     def check_drawn(self, samples: int) -> None:
-        """Refuse a batch of so many samples unless the loader yielded the batch of the next step, of that size.
+        """Refuse a batch of so many ``samples`` unless it can be the one that the loader last yielded, for this step.
 
-        None may be skipped, even if it is empty or its step failed: that would tell something about it.
+        No batch may be skipped, even if it is empty or its step failed, since that would reveal something about it.
         """
         step, size = self.given or (None, 0)
         if step != self.position:
@@ -131,16 +131,16 @@ class PoissonSampler(Sampler[Drawn]):
 
 @dataclass(eq=False, repr=False)  # a repr would show records
 class OneByOne(Dataset[Any]):
-    """The loader's data set: fetches and collates each record of a batch alone, so that neither sees another record.
+    """The loader's data set, which collates each record of a batch alone, so that user code sees one record at a time.
 
-    What else the user's data set has, such as its classes, is found here too.
+    Other attributes, such as ``classes``, are those of the user's data set.
 
     Attributes:
         dataset: the user's data set.
-        collate: the user's function, called with a list of one record. Only torch's default_collate gets all records,
-            if they have one form, and makes a plain batch. Rows of torch's TensorDataset are taken at once.
-        device: its random numbers are seeded, too, if no worker process is used.
-        owners: the indices of each owner's records, if a sample is an owner; else None.
+        collate: the user's collate function, called with a list of one record. Only torch's default_collate, which just
+            stacks, gets all records at once if they have one form, and makes a plain batch.
+        device: the device whose random numbers are seeded, too, unless worker processes fetch.
+        owners: the indices of each owner's records, if owners are sampled; else None.
         records_per_owner: the most records of an owner in a batch, chosen at random; None: all.
     """
 
@@ -157,12 +157,12 @@ class OneByOne(Dataset[Any]):
         return self.dataset[index]
 
     def __getattr__(self, name: str) -> Any:
-        if name == "dataset" or name.startswith("__"):  # missing while it is unpickled
+        if name == "dataset" or name.startswith("__"):  # not there yet while it is unpickled
             raise AttributeError(name)
         return getattr(self.dataset, name)
 
     def __getitems__(self, drawn: Drawn) -> tuple[tuple[int, int], Any]:
-        """Step and size of a batch, and the batch. The key seeds its random numbers: ``noise.random_states``."""
+        """((step, size), batch); ``drawn.key`` seeds the random numbers of fetching, see ``noise.random_states``."""
         with random_states_of(drawn.key, self.device if get_worker_info() is None else CPU):
             seed = torch.initial_seed()
             if self.owners is not None:
@@ -182,7 +182,7 @@ class OneByOne(Dataset[Any]):
         if type(self.dataset) is TensorDataset and all(type(t) is Tensor and is_plain(t) for t in self.dataset.tensors):
             chosen = torch.tensor(rows, dtype=torch.long)
             return [tensor[chosen] for tensor in self.dataset.tensors]
-        # Copied, as a data set may reuse memory. An empty batch is made from record 0 and gets its first 0 rows.
+        # Copied, since a data set may reuse memory. An empty batch is made from record 0, of which no row is kept.
         records = [map_leaves(copied, self.dataset[row]) for row in rows or [0]]
         if not of_one_form(records):
             return stack_records(default_collate([record]) for record in records[: len(rows)])
@@ -197,24 +197,24 @@ class OneByOne(Dataset[Any]):
 
 
 def _is_torchs(collate: Any) -> bool:
-    """Whether a collate function is torch's default_collate, without functions that others have registered."""
+    """Whether a collate function is torch's default_collate, and nobody has registered functions of their own in it."""
     known = (function.__module__ == default_collate.__module__ for function in default_collate_fn_map.values())
     return collate is default_collate and all(known)
 
 
 class PoissonLoader(Unprepared, DataLoader):
-    """A loader over a :class:`PoissonSampler`, which it tells what it yields."""
+    """A loader over a :class:`PoissonSampler`; it notes there which batch it has yielded."""
 
     def __iter__(self) -> Any:  # an iterator; torch declares a private type
         sampler = cast(PoissonSampler, self.batch_sampler)
-        iter(sampler)  # refuses a pass beyond the plan before any worker starts
+        iter(sampler)  # raises BudgetExhausted after the last step, before any worker starts
         for given, batch in super().__iter__():
             sampler.given = given
             yield batch
 
 
 def _as_it_is(batch: Any) -> Any:
-    """The collate function of a loader whose data set has collated already."""
+    """The loader's collate function: its data set has already collated the batch."""
     return batch
 
 
@@ -229,11 +229,11 @@ def poisson_loader(
     owners: Any = None,
     records_per_owner: int | None = None,
 ) -> PoissonLoader:
-    """A loader with the data, workers and collation of ``loader``, Poisson-sampled at rate ``loader.batch_size / N``.
+    """The data, workers and collation of ``loader``, Poisson-sampled at rate ``loader.batch_size / N``.
 
-    Whether ``loader`` shuffles does not matter. For ``owners`` and ``records_per_person`` see the engine, for other
+    It does not matter whether ``loader`` shuffles. For ``owners`` and ``records_per_person`` see the engine, for other
     arguments :class:`PoissonSampler` and :class:`OneByOne`. TypeError or ValueError if the loader cannot be
-    Poisson-sampled, records are repeated too often, or ``owners`` do not fit.
+    Poisson-sampled, records are repeated too often, or ``owners`` does not fit the data.
     """
     check_type("data_loader", loader, DataLoader, "a torch DataLoader")
     if isinstance(loader, PoissonLoader):
@@ -285,17 +285,17 @@ def poisson_loader(
         batch_sampler=cast(Any, sampler),
         collate_fn=_as_it_is,
         **{name: getattr(loader, name) for name in _WORKERS.split()},
-        # For the seeds of workers. By default each iterator advances torch's global generator.
+        # Seeds the workers. By default each iterator would advance torch's global generator.
         generator=torch.Generator().manual_seed(NoiseGenerator(seed).child("workers", rank).integer()),
     )
 
 
 def _check_repeated(dataset: Any, allowed: int, owned: list[list[int]] | None) -> None:
-    """Refuse a (nested) torch ``Subset`` or ``ConcatDataset`` that holds a record more than ``allowed`` times."""
+    """ValueError if a (nested) torch ``Subset`` or ``ConcatDataset`` holds a record more than ``allowed`` times."""
     if not isinstance(dataset, Subset | ConcatDataset):
         return
     origins = _origins(dataset, {})
-    if owned is not None:  # repetitions within one owner are in one sample
+    if owned is not None:  # an owner may hold a record several times, since all of them are one sample
         origins = np.concatenate([np.unique(origins[rows]) for rows in owned])
     most = int(np.unique(origins, return_counts=True)[1].max())
     if most <= allowed:
@@ -314,7 +314,7 @@ def _check_repeated(dataset: Any, allowed: int, owned: list[list[int]] | None) -
 
 
 def _origins(dataset: Any, known: dict[int, int]) -> NDArray[np.int64]:
-    """For each record, its index in the data set that it comes from, plus 2^40 times that set's number in ``known``."""
+    """For each record, its index in the data set it comes from plus 2^40 times that data set's number in ``known``."""
     if isinstance(dataset, ConcatDataset):
         return np.concatenate([_origins(part, known) for part in dataset.datasets])
     if isinstance(dataset, Subset) and len(dataset):
@@ -325,7 +325,7 @@ def _origins(dataset: Any, known: dict[int, int]) -> NDArray[np.int64]:
 
 
 def _check_order(sampler: object, num_records: int) -> None:
-    """Refuse a sampler that selects, repeats or weights records, since Poisson sampling replaces it."""
+    """ValueError for a sampler that selects, repeats or weights records, which Poisson sampling would not do."""
     plain = type(sampler) is SequentialSampler or (type(sampler) is RandomSampler and not sampler.replacement)
     if not (plain and len(cast(Sized, sampler)) == num_records == len(cast(Any, sampler).data_source)):
         raise ValueError(
@@ -337,7 +337,7 @@ def _check_order(sampler: object, num_records: int) -> None:
 
 
 def _owned(owners: Any, records: int) -> list[list[int]]:
-    """The indices of each owner's records, from an owner id for each record."""
+    """The indices of each owner's records, from one owner id per record; ValueError if these do not fit."""
     ids = owners.tolist() if hasattr(owners, "tolist") else owners
     ids = [*ids] if isinstance(ids, Iterable) and not isinstance(ids, str | Mapping) else None
     if ids is None or len(ids) != records:
