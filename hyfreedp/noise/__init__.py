@@ -1,4 +1,4 @@
-"""Noise: Gaussian numbers from a keyed stream, and the cipher under it."""
+"""Gaussian noise from a keyed stream, the cipher under it, and the global random states."""
 
 from hyfreedp.noise.stream import NoiseGenerator, as_generator
 

@@ -1,9 +1,9 @@
 """Keys, ChaCha20 and a universal hash: the cryptography under the noise, on CPUs and accelerators.
 
-On CPUs ChaCha20 and Poly1305 are OpenSSL's. On an accelerator the keystream is one kernel of Triton, or elementwise
-operations where there is none, and data to be hashed is first compressed there to a hundredth of its size, so that
-nothing large is moved. An accelerator is used only if a test shows that it computes the same bits as OpenSSL.
-Otherwise, as for MPS, which has no float64, the CPU is used (the engine refuses runs on such devices).
+On CPUs ChaCha20 and Poly1305 are OpenSSL's. On an accelerator the keystream is one Triton kernel, or elementwise
+operations where there is no Triton; data to be hashed is first compressed there to a hundredth of its size, so that
+nothing large is moved. An accelerator is used only if a test shows that it computes the same bits as OpenSSL. Otherwise
+(MPS, say, has no float64) noise is drawn on the CPU; the engine refuses runs on such devices.
 
 Why not AES: it has no elementwise form, and a run that moves to another device must keep its stream.
 """
@@ -31,12 +31,12 @@ ROW, COLUMNS, KEY_BITS = 2**11, 4, 26
 
 
 def derive(key: bytes, *path: object) -> bytes:
-    """A key of 32 bytes, independent for each ``path`` of plain values, whose repr is unambiguous."""
+    """A key of 32 bytes, independent for each ``path`` of plain values (with an unambiguous repr)."""
     return hashlib.blake2b(repr(path).encode(), key=key, digest_size=32, person=b"hyfreedp noise 1").digest()
 
 
 def where(device: torch.device) -> torch.device:
-    """The device on which noise for tensors of a ``device`` is drawn: that if it computes noise, else the CPU."""
+    """The device on which noise for tensors on ``device`` is drawn: the same if it computes noise, else the CPU."""
     return device if computes_noise(device) else CPU
 
 
@@ -71,7 +71,7 @@ class Keystream:
     def take(self, count: int) -> Tensor:
         """The next ``count`` words, int64, valid until the next call; the rest of the last block is dropped.
 
-        On a CPU it is the same tensor as before if ``count`` is.
+        On a CPU calls with the same ``count`` return the same tensor, with new values.
         """
         blocks = -(-count // _WORDS_PER_BLOCK)
         if self._device.type != "cpu":
@@ -87,31 +87,31 @@ class Keystream:
 
 
 def chacha20(key: bytes, first: int, blocks: int, device: torch.device) -> Tensor:
-    """ChaCha20 with nonce 0 on devices that OpenSSL does not reach (RFC 8439, section 2.3).
+    """ChaCha20 with nonce 0 on devices without OpenSSL (RFC 8439, section 2.3).
 
-    Returns the keystream of ``blocks`` blocks, from number ``first`` on, as little-endian int64 words (8 * blocks,).
+    Returns the keystream of ``blocks`` blocks, from block ``first`` on, as little-endian int64 words (8 * blocks,).
     """
     return (_kernel(device) or _elementwise)(key, first, blocks, device)
 
 
 @cache
 def _kernel(device: torch.device) -> Callable[[bytes, int, int, torch.device], Tensor] | None:
-    """The cipher as one kernel; None where Triton is missing, cannot compile, or gives other bits."""
-    if device.type != "cuda":  # which is ROCm, too
+    """ChaCha20 as one Triton kernel; None if Triton is missing, cannot compile, or computes other bits."""
+    if device.type != "cuda":  # "cuda" also means ROCm
         return None
     key = bytes(range(32))
     try:
         from hyfreedp.noise.fused import chacha20 as fused
 
         same = torch.equal(fused(key, 2**32 - 2, 5, device).cpu(), _elementwise(key, 2**32 - 2, 5, CPU))
-    except Exception:  # Triton raises what its compiler and driver do
+    except Exception:  # Triton passes on errors of any kind, of its compiler and of the driver
         return None
     return fused if same else None
 
 
 def _elementwise(key: bytes, first: int, blocks: int, device: torch.device) -> Tensor:
     words = struct.unpack("<16i", b"expand 32-byte k" + key + bytes(16))
-    # Made on the CPU and sent without blocking; making it on the device would wait for the device.
+    # Made on the CPU and sent without blocking: making it on the device would wait for it.
     start = torch.tensor(words, dtype=torch.int32).to(device, non_blocking=True)[:, None].repeat(1, blocks)
     start[12] = torch.arange(first, first + blocks, dtype=torch.int64, device=device).to(torch.int32)
     a, b, c, d = start.view(4, 4, blocks).clone().unbind()
@@ -133,7 +133,7 @@ def _quarter_round(a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> None:
 
 
 def universal_hash(sums: Sequence[Tensor], key: bytes) -> bytes:
-    """16 bytes that differ for different ``sums`` with overwhelming probability; the key must be used only here."""
+    """16 bytes that differ for different ``sums`` with overwhelming probability; use each ``key`` for one hash only."""
     mac = Poly1305(key)
     for data in _to_host(sums, key):
         mac.update(memoryview(cast(Any, data.view(torch.uint8).numpy())))
@@ -141,7 +141,7 @@ def universal_hash(sums: Sequence[Tensor], key: bytes) -> bytes:
 
 
 def _to_host(tensors: Sequence[Tensor], key: bytes) -> list[Tensor]:
-    """What is hashed of each tensor, on the CPU; moved in one transfer, since each waits for the device."""
+    """What is hashed of each tensor, on the CPU, moved in one transfer, since each transfer waits for the device."""
     parts = [tensor.detach().reshape(-1).contiguous() for tensor in tensors]
     if len({part.device for part in parts}) > 1:
         return [data for part in parts for data in _to_host([part], key)]
@@ -162,11 +162,11 @@ def secret_table(key: bytes, device: torch.device) -> Tensor:
 
 
 def compress(flat: Tensor, table: Tensor) -> Tensor:
-    """A universal hash of ``flat``, on its device, to a hundredth of its size: 16-bit integers times secret integers.
+    """A universal hash of ``flat``, on its device, to a hundredth of its size: sums of products with secret integers.
 
-    The bits of ``flat``, shape ``(n,)``, are read as rows of integers x in [-2^15, 2^15). Each row becomes four sums of
-    k x with k from the :func:`secret_table`, in [0, 2^26), computed exactly: float64, shape ``(rows * 4,)``. Two
-    different rows have the same four sums with probability at most 2^-104.
+    The bits of ``flat``, shape ``(n,)``, are read as rows of 2^11 integers x in [-2^15, 2^15). Each row becomes four
+    sums of k x, with integers k in [0, 2^26) from :func:`secret_table`, computed exactly: float64, shape
+    ``(rows * 4,)``. Two different rows have the same four sums with probability at most 2^-104.
     """
     integers = flat.view(torch.int16)
     parts = []

@@ -1,6 +1,6 @@
-"""ChaCha20 as one kernel of Triton: the keystream of :mod:`hyfreedp.noise.cipher`, forty times as fast on a GPU.
+"""ChaCha20 as one Triton kernel: the keystream of :mod:`hyfreedp.noise.cipher`, forty times as fast on a GPU.
 
-A block's words stay in registers, where elementwise operations move all. PyTorch for CUDA and ROCm brings Triton.
+A block's words stay in registers instead of going through memory. PyTorch for CUDA and ROCm includes Triton.
 """
 
 from __future__ import annotations

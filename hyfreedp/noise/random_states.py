@@ -1,10 +1,10 @@
 """The global random generators of torch, NumPy and Python: saved, restored, and seeded from a secret key.
 
-Dropout and augmentation draw from these generators, in the order of the batch. If an observer knows the seed, as after
-``torch.manual_seed(0)``, one record more shifts the numbers of all records after it in a way that they can compute, and
-the clipped sum moves by far more than one record's gradient. So each pass of a step and each batch of the loader seeds
-them from the run's secret key.
-docs/threat-model.md, "Random numbers", says why that is enough, and what its limits are.
+Dropout and augmentation draw from these generators, record after record. Suppose that an observer knows the seed, as
+after ``torch.manual_seed(0)``. One more record then shifts the numbers of all records after it, in a way that they can
+compute, and the clipped sum changes by far more than one clipped gradient. So these generators are seeded from the
+run's secret key for each pass of a step and each batch of the loader. docs/threat-model.md, "Random numbers", says why
+that is enough, and what its limits are.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from torch import Generator
 from hyfreedp.noise.cipher import derive
 from hyfreedp.pytorch.devices import backend
 
-_UNUSED = Generator().manual_seed(0).get_state()  # torch's state on the CPU before anything was drawn
-_TWISTER_WORDS = slice(3, 3 + 624)  # of it, read as int64
-_SPARE: list[np.random.MT19937] = []  # generators for NumPy that no context uses; making one takes half a millisecond
+_UNUSED = Generator().manual_seed(0).get_state()  # torch's CPU state, before any number is drawn
+_TWISTER_WORDS = slice(3, 3 + 624)  # where the words of the Mersenne Twister are in it, read as int64
+_SPARE: list[np.random.MT19937] = []  # NumPy generators that no context uses now; making one takes half a millisecond
 
 
 @contextmanager
 def random_states_kept(device: torch.device) -> Iterator[None]:
-    """Restore the states at the end; NumPy has another generator until then, since copies of its state are slow.
+    """A context that restores all states at its end. NumPy has another generator within, since copying is slow.
 
-    (So the second normal number of a pair, if NumPy has drawn the first before, is drawn anew.)
+    (NumPy draws normal numbers in pairs; a second one that is left over at the start is lost.)
     """
     module = backend(device)
     on_device = None if module is None else module.get_rng_state(device)
@@ -51,14 +51,14 @@ def random_states_kept(device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def random_states_of(key: bytes, device: torch.device) -> Iterator[None]:
-    """Seed the states from ``key``; restore the caller's at the end."""
+    """A context whose random numbers come from ``key``; the caller's states are restored at its end."""
     with random_states_kept(device):
         seed_random_states(key, device)
         yield
 
 
 def seed_random_states(key: bytes, device: torch.device, coins: bytes | None = None) -> None:
-    """Seed torch from 256 secret bits, and NumPy and Python from ``coins``, or from ``key`` if None.
+    """Seed torch from all 256 bits of ``key``; seed NumPy and Python from the key ``coins``, or ``key`` if None.
 
     (``torch.manual_seed`` uses only 32 bits of its seed on a CPU.)
     """

@@ -1,4 +1,4 @@
-"""The noise: a cryptographic keyed stream, drawn in float64, as a function of the sums that it hides.
+"""Gaussian noise from a cryptographic stream, drawn in float64, as a function of the sums that it hides.
 
 **Construction.** A generator holds a secret key of 256 bits. The noise of one release comes from its own key,
 
@@ -8,18 +8,18 @@ where the path names the run, the purpose and the step, and the key of Poly1305 
 drives ChaCha20 (RFC 8439), whose output becomes normal numbers in float64 by the Box-Muller transform.
 
 **Consequences.** A step repeated on the same data draws the same noise, bit for bit, so the release is the same and
-reveals nothing new. Repeated on other data, or with another scale, it draws independent noise. Purposes, steps and runs
-have independent noise. Observed noise (a weight without gradient receives pure noise) reveals neither the key nor other
+reveals nothing new. Repeated on other data, or with another scale, it draws independent noise. So do other purposes,
+steps and runs. Seeing some noise (a weight without gradient receives pure noise) reveals neither the key nor any other
 noise, past or future. Two different sums have the same hash with probability at most 2^-70.
 
 **Assumption.** The numbers are pseudorandom, so the guarantee is computational: it holds against adversaries that
-cannot distinguish ChaCha20 and BLAKE2b under a secret key from random functions. A seed that can be guessed voids it.
+cannot distinguish ChaCha20 and BLAKE2b under a secret key from random functions. A guessable seed voids it.
 
-**Floating point.** Drawn numbers lie within 9.4 standard deviations; a true one does not with probability 4e-21. Sums
-and noise are added in float64, rounded to multiples of about 2^-32 of the scale, and then to the type of the sums. The
-rounding is needed because the last bits of a floating-point sum reveal what was added (Mironov, CCS 2012). About 2^20
-numbers round to one multiple, so probabilities are off by about one part in a million, at random. With ``secure=True``
-each number is the halved sum of four, which are much harder to infer (Holohan and Braghin, ESORICS 2021).
+**Floating point.** Drawn numbers lie within 9.4 standard deviations; a true normal lies beyond with probability 4e-21.
+Sums and noise are added in float64, rounded to multiples of about 2^-32 of the scale, and then to the type of the sums.
+Without this rounding, the last bits of a floating-point sum reveal what was added (Mironov, CCS 2012). About 2^20
+numbers round to one multiple, so probabilities are off by about one part in a million, at random. If ``secure``, each
+number is the halved sum of four, which are much harder to infer (Holohan and Braghin, ESORICS 2021).
 """
 
 from __future__ import annotations
@@ -38,24 +38,24 @@ from hyfreedp.checks import check_type
 from hyfreedp.noise.cipher import Keystream, derive, universal_hash, where
 from hyfreedp.pytorch.devices import CPU
 
-_CHUNK = 2**16  # numbers drawn at a time on a CPU, so that they stay in its cache
+_CHUNK = 2**16  # numbers drawn at a time on a CPU, few enough to stay in its cache
 _ACCELERATOR_CHUNK = 2**24
 
 _GRID_BITS = 32  # a release is a multiple of 2^-32 times the power of two above the scale
 
 
 class NoiseGenerator:
-    """A source of noise and of random choices; see the module for what it guarantees.
+    """A source of noise and of random choices; the module docstring says what it guarantees.
 
-    It is a key and a count: successive releases of one generator have independent noise, and :meth:`child` gives
-    generators that are independent of it and of each other.
+    It consists of a key and a count of releases, which have independent noise. :meth:`child` returns generators that
+    are independent of it and of each other.
 
     Args:
-        seed: a non-negative integer, for reproducible runs without privacy; 256 bits of the operating system if None.
+        seed: a non-negative integer, for reproducible runs without privacy; None: 256 bits of the operating system.
         secure: make each normal number the halved sum of four, against floating-point attacks; four times as slow.
 
     Raises:
-        ValueError: a seed that is no integer of at least 0.
+        ValueError: ``seed`` is no integer of at least 0.
     """
 
     def __init__(self, seed: int | None = None, *, secure: bool = False) -> None:
@@ -67,7 +67,7 @@ class NoiseGenerator:
         self.tag = 0
 
     def child(self, *path: str | int) -> NoiseGenerator:
-        """The generator named by ``path``: the same at each call, independent of what was drawn before."""
+        """The generator of this name: the same at each call, whatever was drawn before."""
         made = copy.copy(self)
         made.key, made.releases, made.tag = derive(self.key, "child", *path), 0, 0
         return made
@@ -76,14 +76,14 @@ class NoiseGenerator:
     def add_noise(self, sums: Sequence[Tensor], scale: float) -> None:
         """Add independent Gaussian noise to every number of one release, in place.
 
-        Afterwards ``tag`` (63 bits) names this and all earlier releases: it is equal for equal sums, scales and noise.
+        Afterwards ``tag`` (63 bits) identifies all releases so far: it is equal if their sums, scales and noise are.
 
         Args:
-            sums: un-noised sums, float32 or float64, of any shapes and all on one device.
-            scale: standard deviation.
+            sums: un-noised sums, float32 or float64, of any shapes, all on one device.
+            scale: standard deviation of the noise.
 
         Raises:
-            ValueError: sums in half precision, which rounds away what is added, or a scale not positive and finite.
+            ValueError: sums in half precision, which would round noise away, or a scale not positive and finite.
         """
         if not 0 < scale < math.inf:
             raise ValueError(f"scale must be positive and finite, got {scale}")
@@ -100,7 +100,7 @@ class NoiseGenerator:
         self.releases += 1
         self.tag = int.from_bytes(derive(self.key, "tag", self.tag, *path)[:8]) >> 1
         normals = _Normals(derive(self.key, *path), device, self.secure)
-        coarse = math.ldexp(1.5, 52 + math.frexp(scale)[1] - _GRID_BITS)  # neighbouring floats differ by the grid here
+        coarse = math.ldexp(1.5, 52 + math.frexp(scale)[1] - _GRID_BITS)  # so large that floats are one grid step apart
         for group, together in zip(groups, joined, strict=True):
             released = normals.added_to(together, scale).add_(coarse).sub_(coarse)  # rounds to the grid
             torch._foreach_copy_(group, released.split([piece.numel() for piece in group]))
@@ -109,7 +109,7 @@ class NoiseGenerator:
                 total.copy_(noised.view(total.shape))
 
     def normal(self, *shape: int, device: torch.device = CPU) -> Tensor:
-        """New standard normal numbers, float64, on ``device`` if it computes noise, else on the CPU."""
+        """Standard normal numbers, new at each call, float64, on ``device`` if it computes noise, else on the CPU."""
         device = where(device)
         normals = _Normals(self._next_key("normal"), device, self.secure)
         drawn = torch.zeros(math.prod(shape), dtype=torch.float64, device=device)
@@ -118,7 +118,7 @@ class NoiseGenerator:
         return drawn.view(shape)
 
     def uniform(self, *shape: int) -> Tensor:
-        """New uniform numbers in [0, 1), multiples of 2^-53, float64, on the CPU."""
+        """Uniform numbers in [0, 1), new at each call, multiples of 2^-53, float64, on the CPU."""
         words = Keystream(self._next_key("uniform"), CPU).take(math.prod(shape))
         return (words >> 11 & 2**53 - 1).double().mul_(2.0**-53).view(shape)
 
@@ -143,7 +143,7 @@ class NoiseGenerator:
 
 
 def as_generator(generator: NoiseGenerator | None) -> NoiseGenerator:
-    """``generator``, or a new one from the operating system if None; TypeError for a torch generator, which is weak."""
+    """``generator``, or a new one if None; TypeError for others, such as torch's generators, which are not secure."""
     if generator is None:
         return NoiseGenerator()
     check_type("generator", generator, NoiseGenerator, "a hyfreedp.NoiseGenerator, or None")
@@ -151,7 +151,7 @@ def as_generator(generator: NoiseGenerator | None) -> NoiseGenerator:
 
 
 def _groups(tensors: Iterable[Tensor], size: int) -> Iterator[list[Tensor]]:
-    """Split one-dimensional tensors into pieces, and join these to groups of at most ``size`` numbers."""
+    """Split one-dimensional tensors into pieces, and collect these in groups of at most ``size`` numbers each."""
     group: list[Tensor] = []
     room = size
     for tensor in tensors:
@@ -182,20 +182,20 @@ class _Normals:
         return sums
 
     def _drawn(self, sums: Tensor, scale: float) -> Tensor:
-        """:meth:`added_to` without ``secure``. A call of torch takes as long as a thousand numbers, so it makes few.
+        """:meth:`added_to` without ``secure``, in few calls of torch, each of which takes as long as 1,000 numbers.
 
-        It works in the memory of the words and one buffer of the same size, so that both stay in the cache.
+        It works in the memory of the words and in one buffer of the same size, so that both stay in the cache.
         """
         half = -(-sums.numel() // 2)
         words = self._stream.take(2 * half)
         if words is not self._words:
-            if 2 * half > self._memory.numel():  # reused, since allocating costs more than the numbers
+            if 2 * half > self._memory.numel():  # else reused, since allocating takes longer than drawing
                 self._memory = self._memory.new_empty(2 * half)
             pair, total = self._memory[: 2 * half], words.view(torch.float64)
             self._words, self._views = words, (pair, pair[:half], pair[half:], total, total[:half], total[half:])
         pair, radius, angle, total, first, second = self._views
         pair.copy_(words)
-        # +-(k + 1/2) 2^-63 for k below 2^63: never zero, and finest near zero, which makes the tail
+        # +-(k + 1/2) 2^-63 for k below 2^63: never 0, and finest near 0, where the tail of the normal comes from
         radius.add_(0.5).mul_(2.0**-63).square_().log_().neg_().sqrt_()
         angle.mul_(math.pi * 2.0**-63)
         torch.cos(angle, out=first).mul_(radius)
