@@ -1,4 +1,4 @@
-"""``python -m hyfreedp``: the noise that a budget allows; the privacy statement of a run; the epsilon of several."""
+"""``python -m hyfreedp``: the noise that a budget needs; the privacy statement of a run; the epsilon of several."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def _report(split: NoiseSplit, records: int, batch_size: int, epsilons: dict[str
 
 
 def _statement_in(path: str) -> Statement:
-    """The statement in a file: its JSON, or a checkpoint of this package, transformers' Trainer or Lightning."""
+    """The statement in a file: JSON, or a checkpoint of this package, of transformers' Trainer or of Lightning."""
     with open(path, "rb") as file:
         is_json = file.read(64).lstrip().startswith(b"{")
     if is_json:

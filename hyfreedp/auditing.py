@@ -1,7 +1,7 @@
 """A privacy audit of a training script, from one run with many canaries (Steinke, Nasr and Jagielski, NeurIPS 2023).
 
-Under (epsilon, delta)-DP an auditor who guesses which canaries were in the data can hardly be right more often than for
-randomized response, so many right guesses refute a claim. One run is enough, since each canary is an experiment.
+An auditor guesses which canaries were in the data. Under (epsilon, delta)-DP they can hardly be right more often than
+under randomized response, so many right guesses refute a claim. One run suffices, since each canary is an experiment.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from hyfreedp.checks import check_number, check_type
 from hyfreedp.noise import NoiseGenerator
 from hyfreedp.pytorch.layers import eval_mode
 
-SHARES = (0.1, 0.3, 1.0)  # of canaries about which the auditor guesses; all are tried, with a union bound
-LARGEST_EPSILON = 50.0  # end of the search for a bound; n right guesses cannot refute more than about log(n / 3)
+SHARES = (0.1, 0.3, 1.0)  # shares of the canaries to guess about; all three are tried, with a union bound
+LARGEST_EPSILON = 50.0  # where the search for a bound ends; n right guesses refute at most about log(n / 3)
 
 Train = Callable[[Dataset[Any]], Iterator[tuple[Any, Callable[[Any], Tensor]]]]
 
 
 @dataclass(frozen=True)
 class Audit:
-    """Result of :func:`audit`; its text says what that means.
+    """Result of :func:`audit`; ``str`` says what it means.
 
     Attributes:
-        claimed: epsilon at ``delta`` that the script claims.
+        claimed: the epsilon at ``delta`` that the script claims.
         lower_bound: the true epsilon is at least this, with the given ``confidence``; 0 if nothing was found.
-        ceiling: the ``lower_bound`` if all guesses were right. No claim above it can be refuted.
-        right, guesses, canaries: numbers of right guesses, of all guesses, and of canaries.
+        ceiling: what ``lower_bound`` would be if all guesses were right. No claim above it can be refuted.
+        right, guesses, canaries: the numbers of right guesses, of all guesses, and of canaries.
         delta, confidence: of the bound.
     """
 
@@ -50,7 +50,7 @@ class Audit:
 
     @property
     def refuted(self) -> bool:
-        """Whether the bound exceeds the claim: of a right claim with probability at most 1 - ``confidence``."""
+        """Whether the bound exceeds the claim; if the claim is true, with probability at most 1 - ``confidence``."""
         return self.lower_bound > self.claimed
 
     def __str__(self) -> str:
@@ -82,24 +82,24 @@ def audit(
     """Train once with your own script, and bound its epsilon from below by membership inference on canaries.
 
     Each canary is put into the data or left out by a secret fair coin. Canaries whose loss the run has lowered most are
-    guessed to be in, those whose loss it has lowered least to be out, and about the others no guess is made. Three
-    numbers of guesses are tried, whose errors add up to 1 - ``confidence``. The right guesses give a lower bound of
-    epsilon by the theorem of Steinke et al., for neighbours by adding or removing one record. The size of the data
-    that the script gets is public, and depends on the coins.
+    guessed to be in, those whose loss it has lowered least to be out; about the others there is no guess. Three numbers
+    of guesses are tried, whose error probabilities add up to 1 - ``confidence``. The right guesses give a lower bound
+    of epsilon by the theorem of Steinke et al., for neighbours that differ by adding or removing one record. The size
+    of the data that the script gets is public, and depends on the coins.
 
-    Canaries that differ more from all other records give larger bounds. The audit is a run on your records like any
-    other. Keep model and result secret, or count its epsilon (threat model: W).
+    The more canaries differ from all other records, the larger the bound. The audit is a run on your records like any
+    other: keep model and result secret, or count its epsilon (threat model: W).
 
     Args:
-        train: your script as a function of a map-style data set, with one additional line just before the loop:
+        train: your script as a function of a map-style data set, with one additional line just before its loop:
             ``yield optimizer, loss``. The first is the private optimizer, or the epsilon that the script claims at
-            ``delta``, a number; the second is the loss of one record, as ``step`` takes it, before and after the loop.
+            ``delta``, a number. The second is the loss function for ``step``; it is called before and after the loop.
         records: a map-style data set of the records that are always included.
         canaries: records that are not in ``records``, of the same form, such as mislabelled ones. Several hundred or
             more: m of them cannot refute a claim above about log(m / 4).
         delta, confidence: of the bound; the claim is at ``delta``, too.
-        collate_fn: makes a batch of one canary for the loss, like that of your loader.
-        seed: of the coins, for reproducible runs; from the operating system if None.
+        collate_fn: makes a batch of one canary for the loss, as your loader does.
+        seed: of the coins, for reproducible runs; None: from the operating system.
 
     Raises:
         TypeError: ``train`` does not yield.
@@ -154,12 +154,12 @@ def lower_bound(
 ) -> Bound:
     """The lower bound on epsilon from independent runs, each with its own canaries.
 
-    Each canary takes part in one run only, so the runs together are one mechanism with the same (epsilon, delta), and
-    their guesses add up. All ``SHARES`` are tried, each with an equal part of the error.
+    Each canary is in one run only, so the runs together are one mechanism with the same (epsilon, delta), and their
+    guesses add up. All ``SHARES`` are tried, each with an equal part of the error probability.
 
     Args:
-        scores: for each run the canaries' scores, higher if they seem to be included.
-        included: for each run the canaries' coins.
+        scores: for each run the scores of its canaries, higher for those that seem to be included.
+        included: for each run whether its canaries were included.
     """
     confidence_each = 1 - (1 - confidence) / len(SHARES)
     sizes = [len(np.asarray(run)) for run in scores]
@@ -173,14 +173,14 @@ def lower_bound(
 
 
 def guess(scores: ArrayLike, included: ArrayLike, guesses: int) -> int:
-    """Number of right guesses if the ``guesses // 2`` highest scores are guessed in, and as many lowest out."""
+    """The number of right guesses: the ``guesses // 2`` highest scores are guessed in, as many lowest ones out."""
     coins = np.asarray(included, dtype=bool)[np.argsort(np.asarray(scores), kind="stable")]
     side = guesses // 2
     return int(coins[len(coins) - side :].sum() + (~coins[:side]).sum())
 
 
 def p_value(right: int, guesses: int, canaries: int, epsilon: float, delta: float) -> float:
-    """Upper bound of the probability of so many right guesses if the run is (epsilon, delta)-DP (Steinke et al.).
+    """Upper bound of the probability of this many right guesses if the run is (epsilon, delta)-DP (Steinke et al.).
 
     With f(v) = P[Binomial(r, e^eps / (1 + e^eps)) >= v] it is f(v) + 2 m delta max_i (f(v - i) - f(v)) / i.
 
@@ -202,7 +202,7 @@ def p_value(right: int, guesses: int, canaries: int, epsilon: float, delta: floa
 
 
 def epsilon_bound(right: int, guesses: int, canaries: int, delta: float, confidence: float = 0.95) -> float:
-    """The largest epsilon that :func:`p_value` refutes at the given confidence; 0 if it refutes none."""
+    """The largest epsilon that :func:`p_value` refutes at the given confidence; 0 if there is none."""
     from scipy.optimize import brentq
 
     def excess(epsilon: float) -> float:
@@ -214,7 +214,7 @@ def epsilon_bound(right: int, guesses: int, canaries: int, delta: float, confide
 
 
 def perfect_bound(guesses: int, canaries: int, delta: float, confidence: float = 0.95) -> float:
-    """The :func:`lower_bound` if all ``guesses`` are right."""
+    """What :func:`lower_bound` would be if all ``guesses`` were right."""
     return epsilon_bound(guesses, guesses, canaries, delta, 1 - (1 - confidence) / len(SHARES))
 
 
@@ -222,7 +222,7 @@ def perfect_bound(guesses: int, canaries: int, delta: float, confidence: float =
 def _losses(
     claim: Any, loss: Callable[[Any], Tensor], canaries: Sequence[Any], collate_fn: Callable[..., Any]
 ) -> np.ndarray:
-    """The loss of each canary, computed alone; in eval mode if ``claim`` is an optimizer, which has the model."""
+    """The loss of each canary, computed alone; in eval mode if ``claim`` is an optimizer, which knows the model."""
     module = getattr(claim, "module", None)
     with eval_mode([] if module is None else module.modules()):
         losses = [torch.as_tensor(loss(collate_fn([canary]))) for canary in canaries]

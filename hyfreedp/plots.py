@@ -1,4 +1,4 @@
-"""Figures of a run, drawn from ``optimizer.history`` alone, so that they show released values only."""
+"""Figures of a run, drawn from ``optimizer.history`` and so from released values only."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ if TYPE_CHECKING:
 
 
 def look(history: Iterable[Mapping[str, Any]]) -> Figure:
-    """The votes in each look of a run with preset "robust", one panel for each look.
+    """The votes of a run with preset "robust", one panel per look.
 
     Args:
         history: ``optimizer.history``.
 
     Returns:
         A matplotlib figure. Each margin is drawn between the two rates that it compares, with error bars of two
-        standard deviations of its noise; above zero the higher rate was preferred.
+        standard deviations of its noise. Above zero, the higher rate was preferred.
 
     Raises:
         ValueError: the history has no look.

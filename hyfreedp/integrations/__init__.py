@@ -1,4 +1,4 @@
-"""Private training with the trainers of other libraries, one module each, not imported by ``import hyfreedp``.
+"""Private training with the trainers of other libraries, one module each; ``import hyfreedp`` imports neither.
 
-Checkpoints of both trainers can be published: the key of all noise is in a separate file.
+Checkpoints of both trainers may be published: the key of all noise is in a separate file.
 """

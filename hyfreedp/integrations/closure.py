@@ -1,4 +1,4 @@
-"""The private optimizer for trainers that call ``step`` themselves, and helpers for what they log."""
+"""The private optimizer for trainers that call ``step(closure)`` themselves, and helpers for their logs."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from hyfreedp.pytorch.wrapper import OptimizerWrapper
 class ClosureOptimizer(OptimizerWrapper):
     """An optimizer whose ``step(closure)`` only calls the closure, which makes the private step.
 
-    Its groups and state are those of the private optimizer. Its state_dict may be published with the model: it has
-    released values and the public plan, and the name of a file in ``folder`` that holds the secrets.
+    Its groups and state are those of the private optimizer. Its ``state_dict`` may be published with the model: it
+    holds released values, the public plan, and the name of a file in ``folder`` with the secrets.
     """
 
     def __init__(self, private: HyFreeDPOptimizer, folder: str | os.PathLike[str]) -> None:
@@ -30,7 +30,7 @@ class ClosureOptimizer(OptimizerWrapper):
         return None if closure is None else closure()
 
     def state_dict(self) -> dict[str, Any]:
-        """The private optimizer's state without the secret keys of noise and sampling, and without raw diagnostics."""
+        """The private optimizer's state without the secret keys (saved to the file) and without raw diagnostics."""
         state = self.private.state_dict()
         sampler = dict(state["sampler"])
         position = sampler.pop("position", None)
@@ -39,7 +39,7 @@ class ClosureOptimizer(OptimizerWrapper):
         return {**state, "key_file": name, "sampler": {"position": position}, "history": history}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restore what :meth:`state_dict` gave; an error if the key file is missing, damaged or of another run."""
+        """Restore what :meth:`state_dict` gave; FileNotFoundError or ValueError without the right key file."""
         if "key_file" not in state_dict:
             raise ValueError("the state is of a version of hyfreedp that saved the key in it: resume by that version")
         secret = read_key(self.folder, state_dict["key_file"])
@@ -48,9 +48,9 @@ class ClosureOptimizer(OptimizerWrapper):
 
 
 def epsilon_is_due(private: HyFreeDPOptimizer) -> bool:
-    """Whether to update epsilon in a progress bar: about 100 times in a run and at its end.
+    """Whether to update epsilon in a progress bar: about 100 times in a run, and at its end.
 
-    With accountant "pld" it takes up to a tenth of a second.
+    Computing it takes up to a tenth of a second with accountant "pld".
     """
     steps, done = private.split.steps, private.ledger.steps
     return done == steps or done % math.ceil(steps / 100) == 0
@@ -58,7 +58,7 @@ def epsilon_is_due(private: HyFreeDPOptimizer) -> bool:
 
 @functools.cache
 def warn_of_log(names: tuple[str, ...]) -> None:
-    """Warn, once for the same ``names``, that what a loss logs is ignored."""
+    """Warn, once for the same ``names``, that values logged within a loss are ignored."""
     if names:
         warnings.warn(
             f"{', '.join(names)} is not logged: what the loss computes of records is not private. Epsilon and the "

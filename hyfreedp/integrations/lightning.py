@@ -17,16 +17,16 @@ from hyfreedp import HyFreeDPOptimizer, PrivacyEngine
 from hyfreedp.integrations.closure import ClosureOptimizer, epsilon_is_due, warn_of_log
 from hyfreedp.pytorch.wrapper import stepping
 
-# They log or save values that depend on the sizes of batches and records.
+# Callbacks that log or save values which depend on the sizes of batches and records.
 RAW_CALLBACKS = (DeviceStatsMonitor, ThroughputMonitor, Timer)
 
 
 class PrivateModule(LightningModule):
-    """A LightningModule that trains privately: its ``training_step`` returns the loss, of one record at a time.
+    """A LightningModule that trains privately: its ``training_step`` gets one record at a time and returns its loss.
 
-    It logs epsilon and the learning rate (threat model: LOG), and nothing that ``training_step`` logs.
+    It logs epsilon and the learning rate (threat model: LOG). What ``training_step`` logs is ignored.
 
-    Before ``Trainer.fit``, :meth:`make_private` turns the training loader into the one to fit with::
+    Before ``Trainer.fit``, :meth:`make_private` returns the private loader to fit with::
 
         module = Classifier()
         optimizer = torch.optim.AdamW(module.parameters())
@@ -35,10 +35,10 @@ class PrivateModule(LightningModule):
         Trainer(max_epochs=5).fit(module, loader)
 
     With several processes, started by torchrun, call ``torch.distributed.init_process_group`` before that, and give the
-    Trainer ``use_distributed_sampler=False``. A precision that scales losses is refused.
-    Checkpoints are resumed bit for bit by ``fit(..., ckpt_path=...)`` on a module that was made private with the same
-    arguments. They may be published; the key of all noise is in a separate file, ``_hyfreedp-....key`` in the
-    Trainer's ``default_root_dir``, which must be kept secret and is needed to resume.
+    Trainer ``use_distributed_sampler=False``. A precision that scales losses is refused. To resume from a checkpoint,
+    bit for bit, call ``fit(..., ckpt_path=...)`` on a module that was made private with the same arguments. Checkpoints
+    may be published. The key of all noise is in a separate file, ``_hyfreedp-....key`` in the Trainer's
+    ``default_root_dir``: keep it secret; resuming needs it.
 
     Attributes:
         private: the private optimizer; None before :meth:`make_private`.
@@ -90,7 +90,7 @@ class PrivateModule(LightningModule):
     def configure_optimizers(self) -> Optimizer:
         """The private optimizer, in a form that Lightning can call.
 
-        RuntimeError before :meth:`make_private`; ValueError for callbacks that log what depends on batch sizes.
+        RuntimeError before :meth:`make_private`; ValueError for callbacks that log what batch sizes affect.
         """
         if self.private is None:
             raise RuntimeError("the module must be made private first: call make_private, and fit with what it returns")
@@ -104,14 +104,14 @@ class PrivateModule(LightningModule):
         return ClosureOptimizer(self.private, trainer.default_root_dir)
 
     def log(self, name: str, *args: Any, **kwargs: Any) -> None:
-        """Lightning's method, ignored in a private step: what ``training_step`` logs is not private."""
+        """As Lightning's method; does nothing in a private step, since what ``training_step`` logs is not private."""
         if stepping():
             self._ignored.names[name] = None
         else:
             super().log(name, *args, **kwargs)
 
     def _private_step(self, own: Callable[..., Any], batch: Any, *batch_idx: int) -> Any:
-        """One private step; logs the learning rate and, at times, epsilon."""
+        """One private step; logs the learning rate and, now and then, epsilon."""
         private: Any = self.private
         trainer: Any = self.trainer
         if not trainer.training:  # a validation_step may call training_step

@@ -28,7 +28,7 @@ _BY_LENGTH = "batches are Poisson samples, and records of one length are compute
 _TOKENS = "the tokens of the batches that were drawn are not private"
 _WHOLE = "the model must be whole on every process; start the same script by torchrun"
 _UPLOADS = "it uploads output_dir, which holds the key of all noise"
-# Arguments that a private run cannot follow, and what to do instead. docs/trainers.md lists every argument.
+# TrainingArguments that a private run cannot follow, and what to do instead. docs/trainers.md lists all arguments.
 REFUSED = {
     "gradient_accumulation_steps": "give the whole batch as per_device_train_batch_size, and the size of its pieces as "
     "privacy={'max_physical_batch_size': ...}",
@@ -61,14 +61,14 @@ OF_THE_ENVIRONMENT = {
 class PrivateTrainer(Trainer):
     """A Trainer whose :meth:`train` is one private run. Threat model: LOG.
 
-    The batch size of its arguments, times the number of processes, is the expected size of a Poisson batch. Training
-    logs epsilon and the learning rate; losses, gradient norms, operation counts and times are not private, and not
-    logged. A checkpoint is resumed bit for bit by a new trainer. It may be published; the key of all noise is in a
-    separate file, ``_hyfreedp-....key`` in ``output_dir``, which must be kept secret and is needed to resume. Arguments
-    that a private run cannot follow, as those of the rate where it is learned, must keep their defaults.
+    The batch size per device, times the number of processes, is the expected size of a Poisson batch. Training logs
+    epsilon and the learning rate. It does not log losses, gradient norms, operation counts and times, which are not
+    private. A new trainer resumes from a checkpoint bit for bit. Checkpoints may be published. The key of all noise is
+    in a separate file, ``_hyfreedp-....key`` in ``output_dir``: keep it secret; resuming needs it. Arguments that a
+    private run cannot follow, such as ``learning_rate`` if the rate is learned, must keep their defaults.
 
     Args:
-        loss: maps the model and one record, as the data collator makes it alone, to one number; None for the Trainer's
+        loss: maps the model and one record, which the data collator has made alone, to one number; None: the Trainer's
             ``compute_loss``, such as ``model(**record).loss``.
         privacy: arguments of :meth:`hyfreedp.PrivacyEngine.make_private_with_epsilon`, at least ``target_epsilon`` and
             ``target_delta``, without those that the Trainer sets: model, optimizer, data, length.
@@ -128,7 +128,7 @@ class PrivateTrainer(Trainer):
                 break
 
     def train(self, *args: Any, **kwargs: Any) -> TrainOutput:
-        """The Trainer's method; the only metric is epsilon, and ``training_loss`` is None, since it is not private."""
+        """As the Trainer's; the only metric is epsilon, and ``training_loss`` is None, since it is not private."""
         output = super().train(*args, **kwargs)
         assert self.private is not None
         metrics = {"epsilon": self.private.epsilon_spent()}
@@ -167,21 +167,21 @@ class PrivateTrainer(Trainer):
         return self.lr_scheduler
 
     def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, device: Any = None) -> Any:
-        """The next batch, without the number of its tokens, by which a record's loss must not be divided."""
+        """The next batch, without its number of tokens, by which the Trainer would divide each record's loss."""
         return [*islice(epoch_iterator, num_batches)], None
 
     def _prepare_inputs(self, inputs: Any) -> Any:
-        """Move a batch to the device; the Trainer's method does not know ``Records``."""
+        """The batch on the device; the Trainer's method cannot move ``Records``."""
         return inputs.to(self.args.device) if isinstance(inputs, Records) else super()._prepare_inputs(inputs)
 
     def floating_point_ops(self, inputs: Any) -> int:
-        """0: the number would reveal the sizes of batches."""
+        """0, since the true number would reveal the sizes of batches."""
         return 0
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
-        """One private step; returns zero in place of the mean loss, which is not private.
+        """One private step; returns zero instead of the mean loss, which is not private.
 
-        RuntimeError if the run was resumed without the private optimizer's state, which counts epsilon.
+        RuntimeError if the run was resumed without the private optimizer's state, which counts its releases.
         """
         assert self.private is not None
         if self.private.ledger.steps != self.state.global_step:
@@ -199,12 +199,12 @@ class PrivateTrainer(Trainer):
         return torch.zeros((), device=self.args.device)
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
-        """The Trainer's method, with the weights with which the run would end now."""
+        """As the Trainer's, with the weights with which the run would end if it ended now."""
         with nullcontext() if self.private is None else self.private.averaged():
             return super().evaluation_loop(*args, **kwargs)
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
-        """The Trainer's method; the card ends with the privacy statement of the run so far."""
+        """As the Trainer's; the card ends with the privacy statement of the run so far."""
         super().create_model_card(*args, **kwargs)
         if self.private is not None and self.is_world_process_zero():
             statement = self.private.statement().markdown().replace("# ", "## ")
@@ -212,7 +212,7 @@ class PrivateTrainer(Trainer):
                 card.write(f"\n{statement}")
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Log epsilon and the learning rate of training, and everything of evaluation; a loss cannot log."""
+        """In training log epsilon and the learning rate only, in evaluation everything, within a loss nothing."""
         if stepping():
             self._ignored.update(dict.fromkeys(logs))
             return
@@ -226,7 +226,7 @@ _FIXED = "the learning rate is learned; leave it out, or give privacy={'preset':
 
 
 def _check_arguments(args: TrainingArguments, refused: dict[str, str]) -> None:
-    """Refuse arguments that a private run cannot follow, unless they are unset or have their default."""
+    """ValueError for arguments that a private run cannot follow, unless they are unset or have their default."""
     for field in fields(args):
         value, default = getattr(args, field.name), field.default
         unset = value in (None, "", "no") or value == [] or value == {} or value == default
@@ -259,7 +259,7 @@ class _Progress(ProgressCallback):
 
 
 class _Learned(LRScheduler):
-    """A scheduler that sets nothing, and returns the learned rates."""
+    """A scheduler that sets no rates, and returns the learned ones."""
 
     def step(self, epoch: int | None = None) -> None:
         pass
