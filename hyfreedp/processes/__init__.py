@@ -1,1 +1,1 @@
-"""Several processes that train one model together, and the checks that they do."""
+"""Several processes that train one model together, and checks that they really do."""

@@ -1,9 +1,9 @@
 """Several processes that train one model together: what they exchange, and how they fail together.
 
-Every process holds the whole model and takes its own records of every Poisson batch. Clipped gradients and losses are
-summed over the processes. Then each draws the same noise, as a function of the same key and the same sum. So all hold
-the same weights, learning rate and thresholds, bit for bit, without sending them. Processes whose hardware or PyTorch
-differ could draw other numbers and are refused; every step checks that all have drawn the same.
+Every process holds the whole model and computes its own part of every Poisson batch. Clipped gradients and losses are
+summed over the processes. Then each process draws the same noise, a function of the same key and the same sum. So all
+have the same weights, learning rate and thresholds, bit for bit, without sending them. Processes with different
+hardware or PyTorch could compute other bits and are refused; every step checks that all have drawn the same noise.
 
 Not covered: models that are themselves split over processes (FSDP, tensor and pipeline parallelism).
 """
@@ -22,21 +22,21 @@ from torch import Tensor
 
 T = TypeVar("T")
 
-# Tensors are sent in joined copies: fewer messages take less time, smaller copies less memory.
+# Tensors are joined and sent in buckets: fewer messages take less time, smaller buckets less memory.
 BUCKET_BYTES = 2**25
 
 
 class Processes:
-    """The processes of a run; a single one, the default, sends nothing. All must call the same methods, in one order.
+    """The processes of a run, which must all call the same methods in the same order. A single one sends nothing.
 
-    If one of them has died, the others get an error: from gloo at once, else after ``init_process_group``'s timeout.
+    If one of them dies, the others get an error: from gloo at once, else after ``init_process_group``'s timeout.
 
     Args:
-        group: a process group of torch.distributed; None: all processes if it is initialised, else this one alone.
+        group: a torch.distributed process group; None: all processes if that is initialised, else this one alone.
         device: of the tensors that are sent.
 
     Raises:
-        ValueError: ``group`` does not hold this process.
+        ValueError: this process is not in ``group``.
     """
 
     def __init__(self, group: dist.ProcessGroup | None = None, device: torch.device | None = None) -> None:
@@ -49,7 +49,7 @@ class Processes:
         self._device = device
 
     def check_joined(self) -> None:
-        """Refuse to train alone if ``init_process_group`` was called since: each process would account its own run."""
+        """RuntimeError if ``init_process_group`` was called since: each process would train a run of its own."""
         if self._group is None and dist.is_initialized() and dist.get_world_size() > 1:
             raise RuntimeError(
                 "init_process_group was called after make_private_with_epsilon, so each process trains a run of its "
@@ -57,12 +57,12 @@ class Processes:
             )
 
     def add_up(self, tensors: Sequence[Tensor]) -> None:
-        """Replace each tensor by its sum over the processes: the same bits on all of them."""
+        """Replace each tensor, in place, by its sum over the processes, the same bits on all of them."""
         if self.size > 1:
             _in_buckets(tensors, partial(dist.all_reduce, group=self._group))
 
     def copy_from_first(self, tensors: Iterable[Tensor]) -> None:
-        """Replace each tensor by that of the first process."""
+        """Replace each tensor, in place, by that of the first process."""
         if self._group is not None and self.size > 1:
             first = dist.get_global_rank(self._group, 0)
             _in_buckets(tensors, partial(dist.broadcast, src=first, group=self._group))
@@ -80,7 +80,7 @@ class Processes:
         return torch.cat([part.to(values.device) for part in self.gather(values)], dim=-1)
 
     def agree(self, **values: Any) -> None:
-        """Refuse to go on unless every process names the same values: ValueError, on all, naming one that differs."""
+        """ValueError, on all processes, unless all pass equal values; the message names one that differs."""
         first, *others = self.gather({name: " ".join(repr(value).split()) for name, value in values.items()})
         for rank, other in enumerate(others, start=1):
             for name in first:
@@ -92,7 +92,7 @@ class Processes:
                     )
 
     def check_same(self, number: int) -> None:
-        """Refuse to go on unless every process holds the same number, of 63 bits: RuntimeError, on all."""
+        """RuntimeError, on all processes, unless all pass the same number of 63 bits."""
         if self.size == 1:
             return
         both = torch.tensor([number, -number], dtype=torch.int64, device=self._device)
@@ -105,7 +105,7 @@ class Processes:
 
     @contextmanager
     def all_or_none(self) -> Iterator[None]:
-        """A context for work that each process does by itself: an error in one is a RuntimeError in the others."""
+        """A context for work that each process does by itself: an error in one raises RuntimeError in the others."""
         if self.size == 1:
             yield
             return
@@ -123,7 +123,7 @@ class Processes:
 
 
 def _from_difference(*texts: str) -> list[str]:
-    """Excerpts of two texts, each beginning a little before the first character that differs."""
+    """Excerpts of two texts, from a little before the first character that differs."""
     alike = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(*texts, strict=False)))
     start = max(0, alike - 30)
     return [("..." if start else "") + text[start : start + 60] for text in texts]
@@ -140,7 +140,7 @@ def _in_buckets(tensors: Iterable[Tensor], collective: Callable[[Tensor], Any]) 
 
 
 def _buckets(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
-    """Groups of tensors of one type and device, of up to ``BUCKET_BYTES``, or with a single larger one."""
+    """Groups of tensors of one type and device, of at most ``BUCKET_BYTES`` together, or a single larger tensor."""
     open_buckets: dict[Any, list[Tensor]] = {}
     sizes: dict[Any, int] = {}
     for tensor in tensors:

@@ -1,6 +1,6 @@
-"""Checks that all processes hold the same records in the same order, since each takes its share of a batch by index.
+"""Checks that all processes hold the same records in the same order, since each takes its part of a batch by index.
 
-If orders differ, as after a split without a seed or ``os.listdir``, a record may be in several shares and count several
+If orders differ, say after a split without a seed or ``os.listdir``, a record may be in several parts and count several
 times. So the processes compare keyed hashes of a few records.
 """
 
@@ -18,15 +18,15 @@ from hyfreedp.noise import NoiseGenerator
 from hyfreedp.noise.random_states import random_states_of
 from hyfreedp.processes.group import Processes
 
-_COMPARED_RECORDS = 8  # two random orders agree in all of them with probability N^-8
+_COMPARED_RECORDS = 8  # two random orders agree in all of these with probability N^-8
 
 
 def check_same_records(processes: Processes, dataset: Any, generator: NoiseGenerator, device: torch.device) -> None:
-    """Refuse data sets that differ between processes in one of a few records, chosen at random.
+    """ValueError if the data sets of the processes differ in one of a few records, chosen at random.
 
-    Random augmentation is the same on all, since its random numbers are. Records that differ from one access to the
-    next, or hold anything but numbers, text and arrays of numbers, are skipped. The number of records, and
-    ``generator``, which chooses records and the key of the hash, must be the same on all processes.
+    Random augmentation does not matter, since all processes draw the same random numbers for it. Records that differ
+    from one access to the next, or hold anything but numbers, text and arrays of numbers, are skipped. All processes
+    must have the same number of records, and the same ``generator``, which chooses records and the key of the hash.
     """
     if processes.size == 1:
         return
@@ -53,7 +53,7 @@ def check_same_records(processes: Processes, dataset: Any, generator: NoiseGener
 
 
 def _update(hashed: Any, value: Any) -> bool:
-    """Feed a record to a hash; returns whether all of it could be fed."""
+    """Add a record to a hash; returns whether all of it could be added."""
     if (fields := fields_of(value)) is not None:
         value = [part for item in fields.items() for part in item]
     if isinstance(value, list | tuple):

@@ -1,1 +1,1 @@
-"""The side towards PyTorch: the optimizer's interface, the wrapped optimizer, layers, devices, files, step records."""
+"""What PyTorch asks of us: the optimizer's interface, the wrapped optimizer, layers, devices, files, step records."""

@@ -1,4 +1,4 @@
-"""The wrapped torch optimizer: it turns the private gradient into an update, when told to and at the rate given."""
+"""The wrapped torch optimizer, which turns the private gradient into an update at the rate that it is given."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ def _rates_of(optimizer: torch.optim.Optimizer) -> list[float]:
 
 
 class BaseOptimizer:
-    """Holds a torch optimizer, steps it at a given rate, and refuses its own ``step``, which would use raw gradients.
+    """Steps a torch optimizer at a given rate. Its own ``step``, which would use raw gradients, raises an error.
 
     If an optimizer is wrapped again, the newest wrapper owns it, and starts from the learning rates that the user set.
 
     Args:
         optimizer, module: the optimizer, over exactly the trainable parameters of the model.
-        learned: whether the run learns the rate; rates that others set are ignored then.
-        decays: whether the run lowers the rate.
+        learned: whether the run learns the rate, so that rates set by others are ignored.
+        decays: whether the run itself lowers the rate.
 
     Attributes:
         eta: initial rate of the first parameter group.
-        follows: whether steps use the groups' own rates, as a scheduler sets them, and not the rate they are given.
+        follows: whether steps use the groups' own rates (as a scheduler sets them) instead of the one given.
         parameters: the trainable ones, in the order of the groups.
 
     Raises:
@@ -66,7 +66,7 @@ class BaseOptimizer:
         optimizer._private_owner = self  # type: ignore[attr-defined]
 
     def check(self) -> None:
-        """Refuse a model whose trainable parameters changed since the run was made, and an optimizer with a new owner.
+        """Refuse a model whose trainable parameters have changed, and an optimizer that another run has taken over.
 
         A parameter unfrozen since would get no noise; one frozen or replaced would get no gradient.
         """
@@ -98,19 +98,19 @@ class BaseOptimizer:
             )
 
     def clear_gradients(self) -> None:
-        """What ``zero_grad`` does, without the profiler's label."""
+        """As ``zero_grad``, but not labelled in profiles."""
         for group in self.optimizer.param_groups:
             for parameter in group["params"]:
                 parameter.grad = None
 
     def note_rates(self) -> None:
-        """Remember the groups' current rates as set by this wrapper."""
+        """Remember that the groups' current rates were set here."""
         self._rates = _rates_of(self.optimizer)
 
     def sync_scheduler(self) -> None:
         """Handle rates that something else, such as a torch scheduler, has set since the last step.
 
-        If the rate is learned, they are ignored, with a warning; if the run has a decay of its own, ValueError.
+        A run that learns its rate ignores them, with a warning; a run with a decay of its own raises ValueError.
         """
         owner = self.optimizer._private_owner  # type: ignore[attr-defined]
         if self.follows or self._warned or owner is not self or _rates_of(self.optimizer) == self._rates:
@@ -138,10 +138,10 @@ class BaseOptimizer:
 
     @torch.no_grad()
     def step_along(self, eta: float) -> Callable[[float], None]:
-        """One step at rate ``eta``, from w to w - eta G; returns a function that moves the weights to w - x G, any x.
+        """One step at rate ``eta``, from w to w - eta G; returns a function of x that sets the weights to w - x G.
 
-        Both w and w - eta G are kept, the latter in the memory of the gradients, and points along G interpolate between
-        them. So ``x = eta`` restores the plain step exactly.
+        Both w and w - eta G are kept, the latter in the gradients' memory, and other points are interpolated. So
+        ``x = eta`` gives exactly the weights of a plain step.
         """
         start = [parameter.detach().clone() for parameter in self.parameters]
         self.step(eta)
@@ -166,7 +166,7 @@ class BaseOptimizer:
         self.note_rates()
 
     def settings(self) -> dict[str, str]:
-        """What a resumed run must agree with: class, ratios of rates, each group's settings and parameter names."""
+        """What must be equal in a resumed run: class, ratios of rates, each group's settings and parameter names."""
         groups = [
             {key: value for key, value in group.items() if key not in ("params", "lr", "initial_lr")}
             | {"parameters": [self._names.get(id(p)) for p in group["params"]]}

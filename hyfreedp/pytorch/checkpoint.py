@@ -1,4 +1,4 @@
-"""Files of a run: its state, with the user's own entries; or its secret key alone."""
+"""Files of a run: its state with the user's own entries, or its secret key alone."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _STATE = "optimizer_state_dict"  # as in Opacus's files
 
 
 def write_checkpoint(path: str | os.PathLike[str], state: dict[str, Any], more: Mapping[str, Any]) -> None:
-    """Save a run's state and ``more`` to a file; an interruption or error leaves an existing file as it was.
+    """Save a run's ``state`` and the entries of ``more``; an interruption or error leaves an existing file as it was.
 
     ValueError if ``more`` has an entry with the state's name, or a value is neither a tensor nor a plain value.
     """
@@ -51,9 +51,9 @@ def read_checkpoint(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[
 
 
 def write_key(folder: str | os.PathLike[str], secret: Mapping[str, Any]) -> str:
-    """Save plain values, the secrets of a run, to a file in ``folder`` that only its owner may read; returns its name.
+    """Save the secrets of a run, plain values, to a file in ``folder`` that only its owner may read; returns its name.
 
-    The name has a hash of the content, so no run overwrites another's. Transformers' Trainer uploads no name with "_".
+    Its name has a hash of the content, so no run overwrites another's, and begins with "_", so no Trainer uploads it.
     """
     text = json.dumps(secret, sort_keys=True).encode()
     target = Path(folder, _key_name(text))
@@ -65,7 +65,7 @@ def write_key(folder: str | os.PathLike[str], secret: Mapping[str, Any]) -> str:
 
 
 def read_key(folder: str | os.PathLike[str], name: str) -> dict[str, Any]:
-    """The ``secret`` of :func:`write_key`. Raises FileNotFoundError or, if the file is damaged, ValueError."""
+    """The ``secret`` of :func:`write_key`; FileNotFoundError, or ValueError if the file is damaged."""
     path = Path(folder, name)
     if not path.is_file():
         raise FileNotFoundError(
@@ -84,7 +84,7 @@ def _key_name(text: bytes) -> str:
 
 @contextmanager
 def _private_file(target: Path) -> Iterator[IO[bytes]]:
-    """A temporary file to write, readable by its owner only, that replaces ``target`` at the end of the context."""
+    """A context with a temporary file to write, which only its owner may read; at the end it replaces ``target``."""
     with tempfile.NamedTemporaryFile(dir=target.parent, prefix=f".{target.name}.", delete=False) as file:
         try:
             yield file

@@ -1,4 +1,4 @@
-"""Devices: the machine's accelerator, of any maker, or the CPU, and everything that differs between them."""
+"""What differs between devices: the CPU, and accelerators of any maker."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ CPU = torch.device("cpu")
 
 
 def backend(device: torch.device) -> ModuleType | None:
-    """The torch module for a kind of accelerator, such as ``torch.cuda``; None for the CPU."""
+    """The torch module of an accelerator, such as ``torch.cuda``; None for the CPU."""
     return None if device.type == CPU.type else torch.get_device_module(device)
 
 
 def rounds_products() -> bool:
     """Whether torch may round the factors of float32 matrix products to TF32 or bfloat16."""
     settings = {part.fp32_precision for part in _with_precision()}
-    if settings:  # since PyTorch 2.9, where the older setting below may not show these
+    if settings:  # since PyTorch 2.9, where the older setting below may say something else
         return not settings <= {"none", "ieee"}
     return torch.get_float32_matmul_precision() != "highest"
 
 
 @cache
 def _with_precision() -> list[Any]:
-    """The parts of torch.backends that compute products and have a precision setting of their own."""
+    """The parts of torch.backends that compute products and have their own setting of precision."""
     parts = [getattr(torch.backends.mkldnn, "conv", None)]
     parts += [getattr(makers, "matmul", None) for makers in vars(torch.backends).values()]
     return [part for part in parts if getattr(part, "fp32_precision", None) is not None]
@@ -40,7 +40,7 @@ def _with_precision() -> list[Any]:
 
 @contextmanager
 def exact_convolutions() -> Iterator[None]:
-    """Compute float32 convolutions in float32, which CUDA rounds to TF32 by default."""
+    """A context in which CUDA does not round float32 convolutions to TF32, as it does by default."""
     settings: Any = torch.backends.cudnn
     name, exact = "allow_tf32", False
     if hasattr(getattr(settings, "conv", None), "fp32_precision"):  # since PyTorch 2.9
@@ -54,7 +54,7 @@ def exact_convolutions() -> Iterator[None]:
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
-    """A context in which nothing is rounded by autocast."""
+    """A context without autocast."""
     if torch.is_autocast_enabled(device.type):
         return torch.autocast(device.type, enabled=False)
     return nullcontext()
@@ -64,10 +64,10 @@ def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
 def keep_freed_memory() -> bool:
     """Make this process keep the memory of freed CPU tensors, as torch does on accelerators; returns whether it does.
 
-    Otherwise glibc returns the memory of large tensors to the system and requests it again, and a private step, which
-    makes more of them than a plain one, spends up to a third of its time on fresh pages. The price is fragmentation:
-    free memory between tensors in use is not returned until the process ends. Nothing is changed if the environment
-    configures the allocator (``MALLOC_*``, ``GLIBC_TUNABLES``) or the C library is not glibc.
+    By default glibc returns the memory of large tensors to the system and asks for it again. A private step has more of
+    them than a plain one, and spends up to a third of its time on fresh pages. The price is fragmentation: free memory
+    between tensors in use is not returned until the process ends. Nothing is changed if the environment configures the
+    allocator (``MALLOC_*``, ``GLIBC_TUNABLES``) or the C library is not glibc.
     """
     configured = any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ)
     if configured or platform.libc_ver()[0] != "glibc":
@@ -89,5 +89,5 @@ def hardware(device: torch.device) -> str:
 
 
 def kernels(device: torch.device) -> str:
-    """What decides which kernels run, and so how they round: the accelerator's name, or the CPU's instruction set."""
+    """What determines which kernels run, and so how they round: the accelerator's name or the CPU's instruction set."""
     return f"cpu {torch.backends.cpu.get_cpu_capability()}" if device.type == CPU.type else hardware(device)

@@ -1,4 +1,4 @@
-"""What a step reports: private values, and raw ones only on request and under names that say so."""
+"""What a step reports: private values; raw ones only if asked for, under names that say so."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ class ProbeResult:
 
     Attributes:
         eta_probed, eta_next: the learning rate before and after, without decay.
-        distance: h, how far along the update direction the losses were probed.
+        distance: h: the losses were released at w, w - h G and w + h G, with G the update direction.
         accepted, reason: whether the rule used the fit, and why.
-        slope, curvature: b and a of the noisy parabola, with ``slope_std`` and ``curvature_std`` from the known noise.
-        private_loss: released mean loss at w, and ``loss_threshold``, the R_l that clipped it.
+        slope, curvature: b and a of the noisy parabola; ``slope_std``, ``curvature_std``: their standard errors.
+        private_loss, loss_threshold: the released mean loss at w; the R_l at which losses were clipped.
     """
 
     eta_probed: float
@@ -39,13 +39,13 @@ class LookResult:
     """What a look released and what was decided from it.
 
     Attributes:
-        rates: the ladder, highest first, without decay, m + 1 of them.
-        margins: for each rate but the last, the private mean vote for it against the next lower one; None where no
-            vote was taken. Without privacy, how much lower the mean loss is.
+        rates: the m + 1 rates that were compared, highest first, without decay.
+        margins: for each rate but the last, the private mean vote for it against the next lower one; None if no vote
+            was released. In runs without privacy, by how much its mean loss is lower.
         margin_std: standard deviation of the noise of each margin.
-        chosen: the rate that the votes lead to, starting at the rate in force.
-        eta_next: the rate from here on, half the way there in octaves.
-        along: the fraction of the way from the initial weights at which the run goes on; 1 if the weights stay.
+        chosen: the rate to which the votes lead from the current one.
+        eta_next: the new rate, half of the way there in octaves.
+        along: the weights were moved to w_0 + along (w - w_0), with w_0 the initial ones; 1: not moved.
     """
 
     rates: tuple[float, ...]
@@ -58,13 +58,13 @@ class LookResult:
 
 @dataclass(frozen=True)
 class StepRecord:
-    """What one step did: values released with noise or computed from these, except ``diagnostics``. Threat model: WR.
+    """What one step did: released values and what follows from them, but for ``diagnostics``. Threat model: WR.
 
     Attributes:
-        step: 0-based.
-        eta: the learning rate that the step took, decay included.
-        probe, look: what a probe or a look released and decided, None on steps without one.
-        diagnostics: raw, NOT private values, for teaching and debugging only; None unless asked for.
+        step: 0-based number of the step.
+        eta: the learning rate of the step, decay included.
+        probe, look: what a probe or a look released and decided; None in steps without one.
+        diagnostics: raw values, NOT private, for teaching and debugging only; None unless asked for.
     """
 
     step: int
@@ -74,7 +74,7 @@ class StepRecord:
     diagnostics: dict[str, float] | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """One flat row for a pandas frame; diagnostics are prefixed with ``not_private_``. Threat model: WR."""
+        """One flat row for a pandas frame; names of diagnostics get the prefix ``not_private_``. Threat model: WR."""
         row: dict[str, Any] = {"step": self.step, "eta": self.eta}
         for released in (self.probe, self.look):
             if released is not None:
@@ -85,8 +85,8 @@ class StepRecord:
 def raw_values(losses: Tensor, norms: Tensor, probed: Tensor | None) -> dict[str, float]:
     """Diagnostics of one step, NOT private. Threat model: RAW.
 
-    From per-sample losses at w and gradient norms, shape ``(B,)``, and, on probe steps, losses at (w - hG, w, w + hG),
-    shape ``(3, B)``. Warns if no sample has a finite loss and gradient, so that the step consists of noise alone.
+    Computed from per-sample losses at w and gradient norms, shape ``(B,)``, and in steps with a probe from the losses
+    at (w - hG, w, w + hG), shape ``(3, B)``. Warns if no sample has a finite loss and gradient: the step is only noise.
     """
     values = {
         "batch_size": float(losses.numel()),

@@ -13,16 +13,16 @@ import torch
 
 from hyfreedp.checks import nearest
 
-_STEPPING: dict[int, object] = {}  # by process id, the step under way; a forked child would inherit a lock
+_STEPPING: dict[int, object] = {}  # the step under way, by process id: no lock, which a forked child would inherit
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
 class OptimizerWrapper(torch.optim.Optimizer):
-    """A torch optimizer whose groups, state, defaults and ``state_dict`` hooks are those of the wrapped one, ``base``.
+    """A torch optimizer that shares groups, state, defaults and ``state_dict`` hooks with ``base``, which it wraps.
 
-    Hooks on its step are its own, see :func:`run_step_hooks`.
+    Hooks on its ``step`` are its own, see :func:`run_step_hooks`.
     """
 
     def __init__(self, base: torch.optim.Optimizer) -> None:
@@ -36,7 +36,7 @@ class OptimizerWrapper(torch.optim.Optimizer):
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
-        """The base optimizer's groups; their "lr" is what the last step used. Threat model: WR."""
+        """The base optimizer's groups; their "lr" is that of the last step. Threat model: WR."""
         return self.base.param_groups
 
     @property
@@ -50,18 +50,18 @@ class OptimizerWrapper(torch.optim.Optimizer):
         return self.base.defaults
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear the gradients, for loops written for other optimizers: a private step leaves none."""
-        self.base.zero_grad(set_to_none=set_to_none)  # not the clipped sums: a loss may call it between pieces
+        """Clear the gradients. A private step leaves none, but loops written for other optimizers call this."""
+        self.base.zero_grad(set_to_none=set_to_none)  # not the clipped sums, since a loss may call this during a step
 
     def add_param_group(self, param_group: dict[str, Any]) -> NoReturn:
-        """Refused: a run's parameters are those that were made private."""
+        """RuntimeError: the parameters of a private run are fixed."""
         raise RuntimeError(
             "the parameters of a private run cannot be added to: call add_param_group before make_private_with_epsilon"
         )
 
     @property
     def _step_supports_amp_scaling(self) -> NoReturn:
-        """Refuse torch's GradScaler, which reads this attribute before it steps an optimizer."""
+        """TypeError for torch's GradScaler, which reads this attribute before it steps an optimizer."""
         raise TypeError(
             f"a GradScaler cannot step {type(self).__name__}: leave it out, and for half precision put "
             "torch.autocast(..., dtype=torch.bfloat16) around the model in the loss"
@@ -75,9 +75,9 @@ class OptimizerWrapper(torch.optim.Optimizer):
 
 
 class Unprepared:
-    """Refuses ``Accelerator.prepare`` of accelerate, which reads the attribute below before it wraps an object.
+    """Raises TypeError in accelerate's ``Accelerator.prepare``, which reads the attribute below.
 
-    accelerate's optimizer has no ``step(loss, batch)``, and its loader would split a batch that is split already.
+    accelerate's optimizer has no ``step(loss, batch)``, and its loader would split batches that are already split.
     """
 
     @property
@@ -92,8 +92,8 @@ class Unprepared:
 def run_step_hooks(step: Callable[P, R]) -> Callable[P, R]:
     """Decorate a method ``step(loss, batch)``: check its arguments, run the optimizer's hooks, refuse nested steps.
 
-    Global optimizer hooks and the profiler's label are left to the base optimizer's step within. TypeError for other
-    calls, as of a loop written for plain torch; RuntimeError if another private step of this process is under way.
+    TypeError for calls in the way of plain torch; RuntimeError if another private step of this process is under way.
+    Global optimizer hooks and the profiler's label are left to the base optimizer's step within.
     """
     names = inspect.signature(step).parameters
 
@@ -136,7 +136,7 @@ def stepping() -> bool:
 
 
 def check_arguments(loss: Callable[..., Any], *names: str) -> None:
-    """Refuse a loss function that cannot be called with one positional argument for each of ``names``."""
+    """TypeError if ``loss`` cannot be called with one positional argument for each of ``names``."""
     try:
         arguments = inspect.signature(loss, follow_wrapped=False)
     except (ValueError, TypeError):  # a function in C, or with an invalid __signature__
