@@ -68,7 +68,7 @@ def _model(name: str, arguments: dict[str, Any]) -> nn.Module:
     torch.manual_seed(0)
     kind = getattr(transformers, name.split()[0])
     configuration = kind.config_class(**arguments)
-    configuration._experts_implementation = "batched_mm"  # "eager" cannot be mapped, "grouped_mm" has no double precision
+    configuration._experts_implementation = "batched_mm"  # eager's loop cannot be mapped, grouped_mm has no doubles
     return kind(configuration)
 
 
