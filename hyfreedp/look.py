@@ -88,8 +88,8 @@ def noise_to_come(schedule: Sequence[float], made: int, momentum: float = 0.0) -
         momentum: beta: a gradient acts over many steps, so the latest ones have not yet had their whole effect.
     """
     ahead = math.fsum(factor**2 for factor in schedule[made:]) / len(schedule)
-    way = math.fsum(factor * (1 - momentum ** (made - t)) for t, factor in enumerate(schedule[:made]))
-    return math.sqrt(ahead * (way / math.fsum(schedule)) ** NOISE_POWER)
+    done = math.fsum(factor * (1 - momentum ** (made - t)) for t, factor in enumerate(schedule[:made]))
+    return math.sqrt(ahead * (done / math.fsum(schedule)) ** NOISE_POWER)
 
 
 def choose(margin: Callable[[int], float], level: float, needed: float) -> float:
