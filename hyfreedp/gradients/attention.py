@@ -1,4 +1,4 @@
-"""Attention: its rule, and PyTorch's ``multi_head_attention_forward`` taken apart."""
+"""Attention: its rule, and PyTorch's ``multi_head_attention_forward`` as the operations that it is made of."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def _attention(
     *args: Any,
     **named: Any,
 ) -> Any:
-    """Joins samples and batch dimensions, since functorch has no batching rule for it on CPUs."""
+    """Joins samples and other batch dimensions, since functorch cannot map this function on CPUs."""
     tensors: list[Any] = [one_pass.samples(t) for t in (query, key, value, attn_mask) if t is not None]
     if any(t is None for t in tensors) or any(t.dim() < 4 for t in tensors[:3]):
         return NotImplemented
     most = max(t.dim() for t in tensors[:3])
     if tensors[-1].dim() > most:
         return NotImplemented
-    # Broadcasting tensors of fewer dimensions as they are would take the samples of one for the rows of another.
+    # Otherwise broadcasting would match the samples of a tensor with fewer dimensions with the rows of another.
     tensors = [t.reshape(len(t), *[1] * (most - t.dim()), *t.shape[1:]) for t in tensors]
     batch = torch.broadcast_shapes(*(t.shape[:-3] for t in tensors[:3]))
     q, k, v, *mask = (t.expand(*batch, *t.shape[len(batch) :]).flatten(0, len(batch) - 1) for t in tensors)
@@ -38,7 +38,7 @@ def _attention(
 
 
 def _projected(q: Tensor, k: Tensor, v: Tensor, weight: Tensor, bias: Tensor | None) -> Any:
-    """Queries, keys and values (T, R, E): by the whole weight, since gradients of its parts would be instantiated."""
+    """Queries, keys and values (T, R, E), each by the whole weight: parts of it would need copies per sample."""
     of_key = F.linear(k, weight, bias).chunk(3, -1)
     of_query = of_key if q is k else F.linear(q, weight, bias).chunk(3, -1)
     of_value = of_key if v is k else F.linear(v, weight, bias).chunk(3, -1)
@@ -47,7 +47,7 @@ def _projected(q: Tensor, k: Tensor, v: Tensor, weight: Tensor, bias: Tensor | N
 
 
 def _entered(function: Any, **replaced: Any) -> Any:
-    """A Python function of torch whose operations a pass meets one by one; of some it calls others."""
+    """A Python function of torch, such that a pass intercepts each of its operations; some may be ``replaced``."""
     names = function.__globals__ | {"has_torch_function": lambda tensors: False} | replaced
     return FunctionType(function.__code__, names, function.__name__, function.__defaults__)
 

@@ -1,4 +1,4 @@
-"""Rule of convolutions: the gradient of a weight is a sum over output positions of g times a patch of the input."""
+"""Rule for convolutions: the weight's gradient is the sum over output positions of g times a patch of the input."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hyfreedp.gradients.per_sample import Instantiated, OuterProducts, keeps_fac
 from hyfreedp.gradients.rules import given
 from hyfreedp.pytorch.devices import exact_convolutions
 
-Each = tuple[int, ...]  # a number for each dimension
+Each = tuple[int, ...]  # one number per spatial dimension
 _TRANSPOSED = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
 
 
@@ -22,9 +22,9 @@ _TRANSPOSED = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
 def _convolution(
     one_pass: Pass, func: Any, input: Tensor, weight: Any, bias: Any = None, *args: Any, **named: Any
 ) -> Any:
-    """A convolution, or a transposed one: the input gradient of a convolution, with input and g in exchanged roles.
+    """A convolution, or a transposed one, for which input and output gradient g exchange their roles.
 
-    Samples' inputs are (B, R, C, ...), with R rows of each.
+    Inputs are (B, R, C, ...), where each of the B samples is a batch of R images.
     """
     x, dims, transposed = given(one_pass, input, weight, bias), weight.dim() - 2, func in _TRANSPOSED
     if x is None or x.dim() != weight.dim() + 1:  # an unbatched image
@@ -33,7 +33,7 @@ def _convolution(
     sizes = dict(zip(names.split(), args, strict=False)) | named
     groups, padding = sizes.get("groups", 1), sizes.get("padding", 0)
     stride, dilation = (_each(sizes.get(name, 1), dims) for name in ("stride", "dilation"))
-    if padding == "same":  # of an odd total the larger half is at the end
+    if padding == "same":  # the larger half of an odd total is at the end
         totals = [d * (k - 1) for d, k in zip(dilation, weight.shape[2:], strict=True)]
         x = F.pad(x, [side for total in reversed(totals) for side in (total // 2, total - total // 2)])
     padding = _each(0 if isinstance(padding, str) else padding, dims)
@@ -67,11 +67,11 @@ def _convolution(
 def _weight_gradients(
     x: Tensor, g: Tensor, shape: torch.Size, stride: Each, padding: Each, dilation: Each, groups: int
 ) -> OuterProducts | Instantiated:
-    """Of a weight of ``shape`` (P, C / groups, ...), from inputs (B, R, C, ...) and output gradients (B, R, P, ...)."""
+    """Gradients of a weight of ``shape`` (P, C / groups, ...), from inputs x (B, R, C, ...) and g (B, R, P, ...)."""
     kernel, n = tuple(shape[2:]), len(shape) - 2
 
     def patches(x: Tensor) -> Tensor:
-        """(B, R T, C * kernel)."""
+        """The patch of the input at each of T output positions, (B, R T, C * kernel)."""
         x = F.pad(x, [side for each in reversed(padding) for side in (each, each)])
         for i in range(n):  # windows, (B, R, C, *positions, *kernel)
             x = x.unfold(3 + i, dilation[i] * (kernel[i] - 1) + 1, stride[i])[..., :: dilation[i]]
@@ -81,7 +81,7 @@ def _weight_gradients(
     positions = g.shape[1] * g.shape[3:].numel()
     if groups == 1 and keeps_factors(positions, shape[0], shape[1:].numel()):
         return OuterProducts(g.flatten(3).mT.flatten(1, 2), x, patches)
-    # One convolution with the samples' channels side by side, in which each sample is a group.
+    # One convolution over the channels of all samples side by side, in which each sample is a group.
     weight_gradient = (conv1d_weight, conv2d_weight, conv3d_weight)[n - 1]
     x, g, samples = x.transpose(0, 1).flatten(1, 2), g.transpose(0, 1).flatten(1, 2), len(x)
     with exact_convolutions():  # as the norms are
@@ -90,6 +90,6 @@ def _weight_gradients(
 
 
 def _each(value: Any, dimensions: int) -> Each:
-    """One number for each dimension."""
+    """A number, or one for each dimension, as a tuple with one for each dimension."""
     numbers = tuple(value) if isinstance(value, (tuple, list)) else (value,)
     return numbers if len(numbers) == dimensions else numbers * dimensions

@@ -1,4 +1,4 @@
-"""Modes around a loss in which tensors are marked as of these samples, and those of others are refused."""
+"""Modes around a loss that mark its tensors as those of these samples, and refuse tensors of other samples."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from hyfreedp.gradients.guard import bits_differ
 from hyfreedp.gradients.operations import ALIASES, DECISIONS, GRADIENT, asked, tensors_in, written
 from hyfreedp.gradients.pieces import Decisions
 
-_seed = torch.default_generator.initial_seed  # of torch's random numbers, as it is now
+_seed = torch.default_generator.initial_seed  # a function: the current seed of torch's random numbers
 
 
 class Isolated(TorchFunctionMode):
-    """What the loss of samples mapped together, and of one alone, may not do; ``decisions`` are their answers."""
+    """Refuses what a loss must not do, for samples mapped together or one alone; ``decisions`` are their answers."""
 
     def __init__(self, decisions: Decisions) -> None:
         super().__init__()
@@ -30,12 +30,12 @@ class Isolated(TorchFunctionMode):
         self._mark, self._seed = object(), _seed()
 
     def mark(self, t: Any) -> Any:
-        """Mark a tensor as of these samples; returns it."""
+        """Mark a tensor as one of these samples; returns it."""
         t._made_in = self._mark
         return t
 
     def is_own(self, t: Tensor) -> bool:
-        """Whether a tensor is of these samples; Refused if it is of others."""
+        """Whether a tensor is marked as one of these samples; Refused if it is one of others."""
         made_in = getattr(t, "_made_in", None)
         if made_in is not None and made_in is not self._mark:
             raise Refused(
@@ -45,7 +45,7 @@ class Isolated(TorchFunctionMode):
         return made_in is not None
 
     def check_random_numbers(self, kwargs: dict[str, Any]) -> None:
-        """Refuse random numbers that do not come from the run's key."""
+        """Refused if an operation would draw random numbers that do not come from the run's key."""
         if _seed() != self._seed:
             raise Refused(
                 "torch's random numbers were seeded while a loss was computed, by it or by another thread: whoever "
@@ -64,8 +64,8 @@ class SingleSample(Isolated):
 
     Args:
         decisions: of the sample.
-        trained: parameters that a map has copies of.
-        guarded: the model's parameters, which are not marked: the guard compares them, and puts them back.
+        trained: the parameters of which a map would have copies for each sample.
+        guarded: the model's parameters, which are not marked, since the guard compares and restores them.
     """
 
     def __init__(self, decisions: Decisions, trained: Iterable[nn.Parameter], guarded: Iterable[nn.Parameter]) -> None:
@@ -83,7 +83,7 @@ class SingleSample(Isolated):
         self.check_random_numbers(kwargs)
         given = tensors_in(*args, *kwargs.values())
         shared = [t for t in given if not self.is_own(t)]  # also if an operation returns them as they are
-        if func in GRADIENT:  # that backward passes within the loss made, or added to
+        if func in GRADIENT:  # a backward pass within the loss has made it, or added to it
             return result if self.is_own(result := func(*args)) else self.mark(result)
         if len(shared) == len(given):
             result = func(*args, **kwargs)
@@ -96,10 +96,10 @@ class SingleSample(Isolated):
         copies = [(t, t.clone()) for t in shared] if "norm" in name or "moving_avg" in name else []
         result = func(*args, **kwargs)
         changed = [t for t in versions if versions[t] != (t.is_inference() or t._version)]
-        changed += [t for t, copy in copies if bits_differ(t, copy)]  # statistics of a norm, without another trace
+        changed += [t for t, copy in copies if bits_differ(t, copy)]  # norms change statistics without a new version
         for t in [*written(func, args, kwargs), *changed]:
             one: Any = t
-            while one is not None:  # and that of which it is a view, or shares the memory
+            while one is not None:  # with every tensor that it is a view or an alias of
                 self.mark(one)
                 one = getattr(one, "_alias_of", one._base)
         marked = lambda t: t if any(t is one for one in shared) else self.mark(t)  # noqa: E731
@@ -108,9 +108,9 @@ class SingleSample(Isolated):
 
 @contextmanager
 def masks_traced() -> Iterator[None]:
-    """A context in which transformers takes samples' tensors for traced ones, whose values it does not ask for.
+    """A context in which transformers takes samples' tensors for traced ones, and does not ask for their values.
 
-    Else its attention leaves out masks without padding, and a batch that has some with it is mapped in two groups.
+    Otherwise its attention drops masks without padding, so that samples with and without padding form two groups.
     """
     utils: Any = sys.modules.get("transformers.utils.import_utils", SimpleNamespace())
     is_fake = getattr(utils, "is_fake_tensor", lambda t: False)  # before transformers 5 nothing calls it

@@ -1,4 +1,4 @@
-"""What is known of torch's operations: which ask for a value, make a tensor, write, or cannot be mapped."""
+"""What is known of torch's operations: which ask for a value, create a tensor, write, or cannot be mapped."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _attributes(names: str) -> set[Any]:
     return {getattr(Tensor, name).__get__ for name in names.split()}
 
 
-_PLACES = _named("nonzero argwhere", Tensor, torch)  # whose results depend on where a tensor is zero
+_PLACES = _named("nonzero argwhere", Tensor, torch)  # their results depend only on where a tensor is zero
 DECISIONS = _named("__bool__ item __int__ __float__ __index__ __complex__ tolist is_nonzero __contains__", Tensor)
 DECISIONS |= _PLACES
 FACTORIES = _named("zeros ones full empty tensor arange eye linspace", torch)
@@ -30,12 +30,12 @@ MEMORY_LAYOUT = _named("stride is_contiguous storage_offset", Tensor)
 GRADIENT = _attributes("grad")
 HAS_GRADIENT = Tensor.requires_grad.__get__  # type: ignore[attr-defined]
 REQUIRES_GRADIENT = {HAS_GRADIENT, Tensor.requires_grad.__set__, Tensor.requires_grad_}  # type: ignore[attr-defined]
-ALIASES = _attributes("data") | _named("detach", Tensor, torch)  # whose results have no ``_base``
+ALIASES = _attributes("data") | _named("detach", Tensor, torch)  # they return aliases without a ``_base``
 _IN_PLACE = _named("__setitem__ __iand__ __ior__ __ixor__ __ilshift__ __irshift__", Tensor)
 _IN_PLACE |= {Tensor.data.__set__}  # type: ignore[attr-defined]
 _REACHES_MEMORY = _attributes("data _base")
 _REACHES_MEMORY |= _named("numpy __array__ __dlpack__ untyped_storage __repr__ __format__ __reduce_ex__", Tensor)
-_MISMAPPED = set(  # names of functions that vmap maps wrongly
+_MISMAPPED = set(  # names of functions for which vmap computes wrong results
     "resize_ resize_as_ as_strided as_strided_ as_strided_copy set_ select_scatter linear_cross_entropy "
     "quantize_per_tensor quantize_per_tensor_dynamic quantize_per_channel _is_all_true _is_any_true "
     "embedding index_fill index_fill_ linalg_lstsq linalg_householder_product orgqr".split()
@@ -44,7 +44,7 @@ _TORCH_NAMESPACES = ("aten", "prims", "prim", "profiler")
 
 
 def tensors_in(*values: Any) -> list[Tensor]:
-    """The tensors among values, including those in lists, tuples and dictionaries."""
+    """The tensors among ``values``, and within lists, tuples and dictionaries."""
     tensors = []
     for value in values:
         if isinstance(value, Tensor):
@@ -55,21 +55,21 @@ def tensors_in(*values: Any) -> list[Tensor]:
 
 
 def asked(func: Any, input: Tensor, *arguments: Any, **named: Any) -> tuple[Any, Tensor, tuple[Any, ...], Any]:
-    """The function, tensor and other arguments with which one of the ``DECISIONS`` asks for a tensor's value."""
+    """The function, the tensor whose value one of the ``DECISIONS`` really asks for, and the other arguments."""
     if func is Tensor.__contains__:
         return Tensor.__bool__, (input == arguments[0]).any(), (), {}
     return func, input != 0 if func in _PLACES else input, arguments, named
 
 
 def is_ordinary(func: Any) -> bool:
-    """Whether nothing is known of an operation here: it makes its result of its arguments, as functorch maps it."""
+    """Whether an operation only computes a result from its arguments, so that functorch can map it."""
     known = func in DECISIONS | FACTORIES | MEMORY_LAYOUT | REQUIRES_GRADIENT or isinstance(func, OpOverload)
     described = getattr(func, "__name__", "__get__") not in ("__get__", "apply", "custom_function_call")
     return described and not known and not _is_in_place(func) and _why_never_mappable(func) is None
 
 
 def written(func: Any, args: Any, kwargs: dict[str, Any]) -> list[Tensor]:
-    """The tensors into which an operation writes."""
+    """The tensors that an operation writes into."""
     if isinstance(func, OpOverload):
         given = {**dict(zip((one.name for one in func._schema.arguments), args, strict=False)), **kwargs}
         writes = [one.name for one in func._schema.arguments if one.alias_info is not None and one.alias_info.is_write]
@@ -85,7 +85,7 @@ def _is_in_place(func: Any) -> bool:
 
 
 def why_unmappable(func: Any, args: Any, kwargs: dict[str, Any]) -> str | None:
-    """Why an operation would give code that is not intercepted the tensors of all samples; None if it would not."""
+    """Why an operation would show all samples to code that is not intercepted; None if it would not."""
     if calls_back(args, kwargs) or getattr(func, "__name__", "") == "custom_function_call":
         return f"{getattr(args[0], '__name__', func)}, whose own code would not be met"
     return _why_never_mappable(func)

@@ -1,7 +1,7 @@
 """Per-sample gradients of one parameter, in the cheapest form that gives their norms and weighted sums.
 
-For a weight that multiplies T vectors per sample, sample i's gradient is a sum of T outer products. Its norm follows
-from the two T x T Gram matrices without forming it (Goodfellow 2015 for T = 1, the "ghost norm" of Li et al. 2022 for
+If a weight multiplies T vectors per sample, sample i's gradient is a sum of T outer products. Its norm follows from two
+T x T Gram matrices, without forming the gradient (Goodfellow 2015 for T = 1, the "ghost norm" of Li et al. 2022 for
 T > 1), and sum_i c_i g_i is one matrix product over all samples and tokens ("book-keeping", Bu et al. 2023). For large
 T the gradient itself takes less memory or time than its factors, and is kept instead.
 """
@@ -15,15 +15,15 @@ from functools import cached_property, reduce
 import torch
 from torch import Tensor
 
-# Bytes of gradients that a backward pass may keep for speed; beyond, only those no larger than their factors are kept.
+# Bytes of gradients that a backward pass may keep for speed. Beyond, a gradient is kept only if its factors are larger.
 MEMORY_BUDGET = 2**28
-_LARGEST_RELATIVE_ERROR = 1e-2  # of a squared norm from Gram matrices; beyond, gradients are formed for it
+_LARGEST_RELATIVE_ERROR = 1e-2  # of a squared norm by Gram matrices; if larger, the gradients are formed instead
 _FORMED = 2**24  # entries of gradients that are formed at a time, for their norms alone
-_BLOCK = 256  # numbers that are summed one after the other
-SQUARES = 2**18  # most in one float32 sum, which then lacks a 2000th of them at most, and a longer one any share
-_LONGEST = 4096  # of these on an accelerator, whose products add up all tokens in turn, and where each call takes time
-_LARGE, _ROWS_OF_BLAS = 16, 192  # from this length of both vectors on BLAS adds up blocks of so many products (MKL's)
-_MULTIPLICATIONS_PER_ENTRY = 16  # in the time in which an entry of a gradient is written once and read twice
+_BLOCK = 256  # numbers that a float32 sum may add one after the other
+SQUARES = 2**18  # the most squares in one float32 sum: it loses at most 1/2000 of them, a longer one may lose any share
+_LONGEST = 4096  # as _BLOCK, on accelerators, whose products add up tokens one by one, and where each call takes time
+_LARGE, _ROWS_OF_BLAS = 16, 192  # if both vectors are at least so long, BLAS (MKL) sums blocks of so many products
+_MULTIPLICATIONS_PER_ENTRY = 16  # as many take the time of writing an entry of a gradient once and reading it twice
 
 
 class PerSampleGradients(ABC):
@@ -31,7 +31,7 @@ class PerSampleGradients(ABC):
 
     @property
     def block(self) -> int:
-        """Of how many samples :meth:`weighted_sum` adds up a few hundred numbers in turn."""
+        """The number of samples for which :meth:`weighted_sum` adds at most a few hundred numbers one by one."""
         return _BLOCK
 
     @property
@@ -41,10 +41,10 @@ class PerSampleGradients(ABC):
 
     @abstractmethod
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        """sum_i weights_i g_i for weights of shape (B,); the result has the entries of S and is float32 or wider.
+        """sum_i weights_i g_i for weights (B,), in float32 or wider; the result has as many entries as the parameter.
 
-        Weights and products are of that width, too. In half precision, the rounding error of a sum over many samples
-        would be several times the contribution of one.
+        Weights and products are that wide, too. In half precision the rounding error of a sum over many samples would
+        be several times the contribution of one.
         """
 
     @abstractmethod
@@ -56,7 +56,7 @@ class PerSampleGradients(ABC):
         """The gradients of some samples, by their positions (n,), a boolean mask (B,) or a slice."""
 
     def cheaper(self, memory: float) -> PerSampleGradients:
-        """The same gradients in the form that takes least time, if each may take ``memory`` bytes."""
+        """The same gradients in their fastest form, if each may take ``memory`` bytes."""
         return self
 
 
@@ -85,9 +85,9 @@ class Instantiated(PerSampleGradients):
 
 
 class OuterProducts(PerSampleGradients):
-    """g_i = sum_t left_it right_it^T, from left (B, T, p) and right (B, T, d); the parameter has p d entries.
+    """g_i = sum_t left_it right_it^T, with left (B, T, p) and right (B, T, d); the parameter has p d entries.
 
-    If right takes more memory than that of which ``made`` makes it, it is made for each use.
+    To save memory, ``right`` may be a smaller tensor from which ``made`` computes right at each use.
     """
 
     def __init__(self, left: Tensor, right: Tensor, made: Callable[[Tensor], Tensor] = lambda right: right) -> None:
@@ -107,11 +107,11 @@ class OuterProducts(PerSampleGradients):
 
     @cached_property
     def squared_norms(self) -> Tensor:
-        """With what rounding may have taken from them, or from sums, which is a large share only if tokens cancel."""
+        """An upper bound, by what rounding may have lost in norms or sums (much only where tokens cancel)."""
         left, right = widened(self.left), widened(self.right)
         tokens, p, d = *left.shape[1:], right.shape[2]
         tiny, eps = torch.finfo(left.dtype).tiny, torch.finfo(left.dtype).eps
-        if tokens == 1:  # squares below tiny underflow to zero: norms get what they may lack
+        if tokens == 1:  # squares below tiny underflow to zero, so each entry's loss is added
             lefts, rights = (squared_row_norms(t[:, 0]) + t.shape[2] * tiny for t in (left, right))
             return lefts * rights
         if tokens * relative_rounding(p, d, left.dtype) > _LARGEST_RELATIVE_ERROR:
@@ -123,7 +123,7 @@ class OuterProducts(PerSampleGradients):
         for gram, t in ((left_gram, left), (right_gram, right)):
             gram.diagonal(dim1=1, dim2=2).add_(t.shape[1:].numel() * tiny)
         products = left_gram.mul_(right_gram)
-        uncancelled = products.diagonal(dim1=1, dim2=2).sqrt().sum(1)  # the norms if no tokens cancelled
+        uncancelled = products.diagonal(dim1=1, dim2=2).sqrt().sum(1)  # what the norms were if no tokens cancelled
         return products.sum((1, 2)).clamp_(min=0) + relative_rounding(p, d, left.dtype) * uncancelled.square()
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
@@ -136,7 +136,7 @@ class OuterProducts(PerSampleGradients):
         return left.flatten(0, 1).T @ right.flatten(0, 1)
 
     def instantiate(self) -> Tensor:
-        """In float32 or wider, so that no form rounds to half precision."""
+        """In float32 or wider: no form of a gradient is rounded to half precision."""
         return widened(self.left).mT @ widened(self.right)
 
     def select(self, samples: Tensor | slice) -> OuterProducts:
@@ -155,12 +155,12 @@ def products(left: Tensor, right: Tensor) -> OuterProducts:
 
 
 def keeps_factors(tokens: int, p: int, d: int, fits: bool = False) -> bool:
-    """Whether to keep T = ``tokens`` pairs of vectors of lengths p and d per sample, or else their product (p, d).
+    """Whether to keep T = ``tokens`` pairs of vectors of lengths p and d per sample, instead of their product (p, d).
 
-    Factors are T (p + d) numbers, the gradient p d. One that is not larger is kept: it takes less memory, and no more
-    multiplications. A larger one is kept if it ``fits`` and saves time: factors take T^2 (p + d) multiplications for
-    the norm and T p d for the weighted sum; the gradient takes T p d, and the time of c p d to be written once and read
-    twice (c: of a ViT and a GPT on a CPU). Where Gram matrices are inexact, it is formed for its norm anyway.
+    Factors are T (p + d) numbers, the gradient p d. A gradient that is not larger is kept: it takes less memory and no
+    more multiplications. A larger one is kept if it ``fits`` and saves time: factors take T^2 (p + d) multiplications
+    for the norm and T p d for the weighted sum; the gradient takes T p d, and the time of c p d to be written once and
+    read twice (c measured for a ViT and a GPT on a CPU). Where Gram matrices are inexact, it must be formed anyway.
     """
     inexact = tokens * relative_rounding(p, d) > _LARGEST_RELATIVE_ERROR
     faster = fits and (inexact or _MULTIPLICATIONS_PER_ENTRY * p * d < tokens**2 * (p + d))
@@ -168,11 +168,11 @@ def keeps_factors(tokens: int, p: int, d: int, fits: bool = False) -> bool:
 
 
 def sum_in_blocks(gradients: PerSampleGradients, weights: Tensor) -> Tensor:
-    """:meth:`PerSampleGradients.weighted_sum` of one block of samples after the other.
+    """:meth:`PerSampleGradients.weighted_sum`, block of samples by block.
 
-    One float32 sum of n samples is off by up to n^2 / 2^26 clips, and one record more, which shifts all after it, can
-    decide by how many: by 0.25 for 4,096 samples, and that in each piece of a batch. In blocks of b it is n b / 2^26.
-    Tokens are added, too: blocks of factors with T have b / T samples (of 4,096 / T on a GPU: 16 times more).
+    One float32 sum of n samples has an error of up to n^2 / 2^26 clips (0.25 for 4,096 samples, in each piece of a
+    batch), and adding one record, which shifts all others, can change it by as much. In blocks of b it is n b / 2^26.
+    Tokens are summed, too: for factors with T tokens a block has b / T samples (on a GPU 4,096 / T, 16 times more).
     """
     size = gradients.block
     if len(weights) <= size:
@@ -182,7 +182,7 @@ def sum_in_blocks(gradients: PerSampleGradients, weights: Tensor) -> Tensor:
 
 
 def relative_rounding(p: int, d: int, dtype: torch.dtype = torch.float32) -> float:
-    """Bound of the relative error of a product of inner products of p and of d numbers: eight standard deviations."""
+    """Bound (8 standard deviations) of the relative error of a product of two inner products, of p and d numbers."""
     return 4 * (p**0.5 + d**0.5) * torch.finfo(dtype).eps
 
 
@@ -192,7 +192,7 @@ def widened(t: Tensor) -> Tensor:
 
 
 def sum_to(t: Tensor, kept: int) -> Tensor:
-    """The sum over all dimensions but 0 and ``kept``, (B, n), in float32 or wider."""
+    """The sum over all dimensions but 0 and ``kept``, shape (B, n), in float32 or wider."""
     dims = [dim for dim in range(1, t.dim()) if dim != kept % t.dim()]
     return widened(t).sum(dims) if dims else t
 
@@ -208,5 +208,5 @@ def squared_row_norms(x: Tensor) -> Tensor:
 
 
 def _gram(x: Tensor) -> Tensor:
-    """Inner products (B, T, T) of the rows of (B, T, d), in parts, since what equal numbers lack adds up."""
+    """Inner products (B, T, T) of the rows of (B, T, d), in parts, since rounding errors of equal numbers add up."""
     return reduce(Tensor.add_, (part @ part.mT for part in x.split(1024, 2)))
