@@ -19,7 +19,7 @@ from hyfreedp.accounting.split import MOST_STEPS
 from hyfreedp.checks import check_count, check_delta, check_flag, check_model, check_number, check_optimizer, check_type
 from hyfreedp.data.batches import PhysicalBatchSize
 from hyfreedp.data.sampling import OneByOne, PoissonSampler, poisson_loader
-from hyfreedp.gradients import MEMORY_BUDGET, AutomaticClipping, Clipping, NoClipping, make_engine
+from hyfreedp.gradients import MEMORY_BUDGET, AutomaticClipping, Clipping, GradientEngine, NoClipping
 from hyfreedp.learner import RateLearner
 from hyfreedp.line_search import LossSearch
 from hyfreedp.look import LookedRate
@@ -94,7 +94,7 @@ class PrivacyEngine:
 
         Args:
             module: the model. It is returned unchanged and unwrapped, so closures over it stay valid. For gradient
-                checkpointing see :func:`hyfreedp.gradients.make_engine`.
+                checkpointing see :class:`hyfreedp.gradients.GradientEngine`.
             optimizer: a torch optimizer, linear in its rate, over exactly the trainable parameters; for preset "robust"
                 SGD, RMSprop or a variant of Adam. Only the ratios of its rates matter, except to preset "fixed".
             data_loader: gives data set, collation and expected batch size B, so that the sample rate is B / N. Batches
@@ -108,7 +108,7 @@ class PrivacyEngine:
             clipping: of per-sample gradients; None: normalisation (no clipping if ``target_epsilon`` is inf).
             max_physical_batch_size: the most samples computed at once, to limit memory: a number, or a function from a
                 record to the number for records of its shape, see :func:`hyfreedp.token_budget`.
-            memory_budget: bytes that per-sample gradients may take, see :func:`hyfreedp.gradients.make_engine`.
+            memory_budget: bytes that per-sample gradients may take, see :class:`hyfreedp.gradients.GradientEngine`.
             owners: for each record the id of its owner (a person), an integer or a string. Then owners are sampled, B
                 of N on average, and a sample is all records of an owner; its loss is their mean. Every epsilon holds
                 for a person with all their records. N is the number of owners, which is public.
@@ -199,7 +199,7 @@ class PrivacyEngine:
             optimizer,
             module=module,
             plan=plan,
-            gradient_engine=make_engine(module, clipping, memory_budget=memory_budget, sharing=sharing),
+            gradient_engine=GradientEngine(module, clipping, memory_budget=memory_budget, sharing=sharing),
             rate_learner=rate_learner,
             sampler=sampler,
             generator=generator.child("noise"),

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hyfreedp.checks import check_count
 from hyfreedp.data.batches import Loss
 from hyfreedp.errors import Refused
 from hyfreedp.gradients import attention, convolution, recurrent, rules  # noqa: F401, registers them
@@ -22,8 +23,9 @@ from hyfreedp.gradients.clipping import Clipping, bounded_factors
 from hyfreedp.gradients.guard import unchanged
 from hyfreedp.gradients.isolation import SingleSample, masks_traced
 from hyfreedp.gradients.mapped import Gradients, Pass
-from hyfreedp.gradients.per_sample import Instantiated, PerSampleGradients, sum_in_blocks, widened
+from hyfreedp.gradients.per_sample import MEMORY_BUDGET, Instantiated, PerSampleGradients, sum_in_blocks, widened
 from hyfreedp.gradients.pieces import MOST_TOGETHER, Begin, Decisions, Partition, Piece, Regroup
+from hyfreedp.gradients.validate import check_module
 from hyfreedp.pytorch.devices import without_autocast
 from hyfreedp.pytorch.layers import parameters_of
 
@@ -37,21 +39,33 @@ _MAX_ATTEMPTS = 50  # of a sample alone, to decide as its piece did
 class GradientEngine:
     """Turns the losses of samples into sum_i c_i g_i.
 
-    The model is not wrapped or hooked.
+    The model is not wrapped or hooked, nor changed; :func:`check_module` may refuse it (ValueError).
+
+    Activation (gradient) checkpointing works if it is non-reentrant: by ``torch.utils.checkpoint.checkpoint(layer, x,
+    use_reentrant=False)`` in the model, or for transformers by ``model.gradient_checkpointing_enable(
+    gradient_checkpointing_kwargs={"use_reentrant": False})``. It saves most if few weights are trained, as with LoRA:
+    the input and output gradient of a trained layer are kept until all norms are known, unless its weight is smaller.
 
     Args:
-        module, clipping, memory_budget, sharing: as for :func:`hyfreedp.gradients.make_engine`.
+        module: the model, in train mode, with its final choice of trainable parameters.
+        clipping: ``AutomaticClipping()``, ``AbadiClipping(threshold)`` or ``NoClipping()``.
+        memory_budget: bytes that per-sample gradients, or copies of parameters, of samples mapped together may take.
+        sharing: how many samples share them, about: the expected batch size. It must not depend on the data, since a
+            sample's gradient rounds as its share of the memory allows.
 
     Attributes:
         sensitivity: the clipping's at the last :meth:`clear`, so that all pieces of a batch and the noise use the same.
-        memory_budget: bytes that gradients, or copies of parameters, of samples mapped together may take.
         fallback_reason: why samples were last computed one at a time; None if they never were.
     """
 
-    def __init__(self, module: nn.Module, clipping: Clipping, memory_budget: int, sharing: int) -> None:
+    def __init__(
+        self, module: nn.Module, clipping: Clipping, *, memory_budget: int = MEMORY_BUDGET, sharing: int = 64
+    ) -> None:
+        check_module(module)
         self.module, self.clipping = module, clipping
         self.sensitivity = clipping.sensitivity
-        self.memory_budget, self._sharing = memory_budget, min(sharing, MOST_TOGETHER)
+        self.memory_budget = check_count("memory_budget", memory_budget, 0)
+        self._sharing = min(check_count("sharing", sharing, 1), MOST_TOGETHER)
         self.fallback_reason: str | None = None
         self._own_factories = False
         self._sums: dict[nn.Parameter, Tensor] = {}

@@ -15,7 +15,7 @@ from opacus.layers import DPMultiheadAttention
 from torch import nn
 from twins import Built, by_hand, cross_entropy, make_batches, moved, refused
 
-from hyfreedp.gradients import AutomaticClipping, make_engine
+from hyfreedp.gradients import AutomaticClipping, GradientEngine
 
 MIXES = "the loss of a batch must be made of its records' losses alone, but"
 pytestmark = pytest.mark.filterwarnings("ignore:samples are computed one at a time")
@@ -342,7 +342,7 @@ def test_a_shape_that_fits_all_records_and_none_of_them_is_an_error(mix):
     """In a group of six each was computed from all: one that was replaced moved the sum by 2.9 clips."""
     layer = nn.Linear(6, 3)
     with pytest.raises(RuntimeError, match=r"normalized_shape|linear|at least 2 dim|searchsorted|[Ii]ncompatible"):
-        make_engine(layer, AutomaticClipping()).add(lambda x: layer(mix(x[0])).sum(), torch.randn(6, 6))
+        GradientEngine(layer, AutomaticClipping()).add(lambda x: layer(mix(x[0])).sum(), torch.randn(6, 6))
 
 
 BEYOND = [
@@ -360,7 +360,7 @@ def test_an_id_outside_of_a_records_table_is_an_error(mix):
     """Functorch took it for a row of the next record's table."""
     layer, ids = nn.Linear(6, 3), torch.tensor([0, 1, 0])
     with pytest.raises(IndexError):
-        engine = make_engine(layer, AutomaticClipping())
+        engine = GradientEngine(layer, AutomaticClipping())
         engine.add(lambda b: layer(mix(b[0][0], b[1][0])).sum(), (ids[:, None], torch.randn(3, 1, 6)))
 
 

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, RandomSampler, SubsetRandomSampler, Ten
 from twins import Built, by_hand, cross_entropy, flat, make_batches, make_model, make_private, moved, refused, train
 
 from hyfreedp.errors import Refused
-from hyfreedp.gradients import AbadiClipping, AutomaticClipping, make_engine
+from hyfreedp.gradients import AbadiClipping, AutomaticClipping, GradientEngine
 
 
 def wire(model, data, *, batch_size=50, **settings):
@@ -127,7 +127,7 @@ def test_a_record_does_not_decide_which_parameters_are_trained(trained):
                 model[0].requires_grad_(trained)
             return value
 
-        engine = make_engine(model, AutomaticClipping())
+        engine = GradientEngine(model, AutomaticClipping())
         with torch.no_grad():
             engine.losses(loss, batch)
         engine.add(loss, batch)
@@ -162,7 +162,7 @@ def test_a_decision_writes_into_no_parameter(way):
         return model(record).square().sum()
 
     with pytest.raises(Refused, match="parameter"):
-        make_engine(model, AutomaticClipping()).add(loss, x)
+        GradientEngine(model, AutomaticClipping()).add(loss, x)
     assert not model.frozen.any()
 
 
@@ -218,7 +218,7 @@ def test_what_all_samples_share_learns_of_none(way):
         return model(torch.where(shared, -record, record)).square().sum()
 
     with pytest.raises(Refused, match=r"'0\.ema'" if "script" in way else "of another pass"):
-        make_engine(model, AutomaticClipping()).add(loss, x)
+        GradientEngine(model, AutomaticClipping()).add(loss, x)
     assert "script" not in way or not model.state_dict()["0.ema"].any()
 
 
@@ -297,7 +297,7 @@ def test_parameters_in_bf16_release_no_value_that_only_one_record_makes_possible
 def test_tokens_that_cancel_do_not_hide_a_norm(magnitude, clipping):
     """Half of the tokens undo the other half but for rounding; the factor came out up to 3,500 times too large."""
     inner, norm, head = nn.Linear(768, 64), nn.LayerNorm(64), nn.Linear(64, 10)
-    engine = make_engine(nn.ModuleList([inner, norm, head]), clipping)
+    engine = GradientEngine(nn.ModuleList([inner, norm, head]), clipping)
 
     def loss(batch):
         return F.cross_entropy(head(norm(inner(batch[0]).mean(1))), batch[1], reduction="none")
@@ -324,7 +324,7 @@ def test_many_equal_squares_do_not_hide_a_norm(build, record):
     """One float32 sum of them was too small: a record counted as 1.007 clips, and as more in larger layers."""
     layer = build()
     loss = lambda batch: 0.53125 * layer(*batch).sum()  # noqa: E731
-    assert total(make_engine(layer, AbadiClipping(1.0)), loss, record[None]).norm() <= 1.0003
+    assert total(GradientEngine(layer, AbadiClipping(1.0)), loss, record[None]).norm() <= 1.0003
 
 
 def test_tokens_of_a_tied_head_that_cancel_do_not_hide_a_norm():
@@ -334,14 +334,14 @@ def test_tokens_of_a_tied_head_that_cancel_do_not_hide_a_norm():
     x = torch.cat([right * torch.cat([signs, -signs.flip(0)]), torch.eye(1, 256)])[torch.randperm(221)]
     g = torch.where(x[:, 1:2] == 0, torch.eye(1, 8192), left)  # the gradient of the last token alone has length one
     loss = lambda x: (F.linear(x[0] + 1e-20 * table(torch.zeros(221).long()), table.weight) * g).sum()  # noqa: E731
-    assert total(make_engine(table, AbadiClipping(0.3)), loss, x[None]).norm() <= 1.0003 * 0.3
+    assert total(GradientEngine(table, AbadiClipping(0.3)), loss, x[None]).norm() <= 1.0003 * 0.3
 
 
 @each(clipping=[AutomaticClipping(), AbadiClipping(0.01)], tokens=[1, 4])
 def test_squares_that_underflow_do_not_hide_a_norm(tokens, clipping):
     """A huge input and a tiny gradient, whose squares are infinite and zero: their product is neither."""
     layer = nn.Linear(8, 10_000, bias=False)
-    engine = make_engine(layer, clipping)
+    engine = GradientEngine(layer, clipping)
 
     def loss(batch):
         return (batch[1][:, None, None] * layer(batch[0])).flatten(1).sum(1)

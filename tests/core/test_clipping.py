@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from twins import Built
 
 from hyfreedp.data.batches import Loss, stack_records
-from hyfreedp.gradients import AbadiClipping, AutomaticClipping, NoClipping, make_engine
+from hyfreedp.gradients import AbadiClipping, AutomaticClipping, GradientEngine, NoClipping
 from hyfreedp.gradients.per_sample import products
 
 EXAMPLES = [mlp, groupnorm_convnet, conv1d_net, tied_language_model]
@@ -76,7 +76,7 @@ def test_a_sample_that_is_not_finite_contributes_zero(build, loop, poison) -> No
     kept = factors.isfinite()
     norms, _ = plain.clipped()
     clipped = (AutomaticClipping().factors(norms) * kept) @ plain.gradients()
-    engine, example = make_engine(example.model, AutomaticClipping()), example.looped() if loop else example
+    engine, example = GradientEngine(example.model, AutomaticClipping()), example.looped() if loop else example
     for _ in range(2):
         measured, total = example.by_engine(engine)
         assert measured.isinf().equal(~kept) and bool(engine.fallback_reason) == loop
@@ -94,16 +94,16 @@ def test_a_sample_that_is_not_finite_contributes_zero(build, loop, poison) -> No
 def test_a_rule_of_ones_own_is_kept_to_its_sensitivity(scale) -> None:
     """One of 5 / n moved the sum by five clips."""
     example, rule = mlp(), SimpleNamespace(sensitivity=2.0, factors=lambda norms: torch.nan_to_num(scale / norms))
-    norms, total = example.by_engine(make_engine(example.model, rule))
+    norms, total = example.by_engine(GradientEngine(example.model, rule))
     torch.testing.assert_close(total, ({5.0: 2.0, -5.0: -2.0}.get(scale, 0.0) / norms) @ example.gradients())
     tiny = Example(nn.Linear(1, 1), (torch.ones(1, 1),), lambda model, x: 1e-24 * model(x)[:, 0])  # its square is zero
-    assert tiny.by_engine(make_engine(tiny.model, rule))[1].norm() <= 2
+    assert tiny.by_engine(GradientEngine(tiny.model, rule))[1].norm() <= 2
 
 
 def test_sums_over_many_pieces_lose_nothing() -> None:
     """In float32 the later ones were lost; where records were chosen so, one moved 8,192 pieces by five clips."""
     example = Example(nn.Linear(1, 1, bias=False), (torch.ones(4096, 1),), lambda model, x: model(x)[:, 0])
-    engine = make_engine(example.model, AbadiClipping(1.0))
+    engine = GradientEngine(example.model, AbadiClipping(1.0))
     for piece in (torch.ones(4096, 1), *(torch.full((2, 1), 1e-4) for _ in range(500))):
         engine.add(lambda x: example.loss(example.model, x), piece)
     assert engine.clipped_sums(example.trainable)[0].item() == pytest.approx(4096.1, abs=3e-4)
@@ -116,7 +116,7 @@ def test_rows_of_one_token_that_cancel_take_nothing_from_others_sums(big) -> Non
     loss = lambda b: (table(b[0]) * b[1][..., None]).sum((1, 2))  # noqa: E731
     sums = []
     for size in (300, 301):
-        engine = make_engine(table, AbadiClipping(1.0))
+        engine = GradientEngine(table, AbadiClipping(1.0))
         engine.add(loss, (torch.full((size, 8), 3), values[:size]))
         sums += engine.clipped_sums([table.weight])
     assert sums[0].norm() == pytest.approx(300, rel=1e-4) and (sums[1] - sums[0]).norm() <= 1.001
@@ -131,7 +131,7 @@ def test_a_record_that_is_not_finite_leaves_the_others_theirs_where_raw_inputs_m
 
     model = Built(forward, layer=nn.Linear(4, 3), norm=nn.LayerNorm(4), table=nn.Embedding(5, 3)).train()
     x, ids = torch.randn(8, 4), torch.arange(8) % 5
-    engine = make_engine(model, AutomaticClipping())
+    engine = GradientEngine(model, AutomaticClipping())
     engine.add(lambda batch: model(*batch), (x, ids))
     x[2] = value
     _, norms = engine.add(lambda batch: model(*batch), (x, ids))
@@ -141,7 +141,7 @@ def test_a_record_that_is_not_finite_leaves_the_others_theirs_where_raw_inputs_m
 def test_pieces_of_a_batch_and_its_noise_have_one_sensitivity() -> None:
     """A schedule that counts calls lowered it between two pieces: one record moved the sum by four clips."""
     example, rule = mlp(), SimpleNamespace(sensitivity=4.0, factors=lambda norms: rule.sensitivity / norms)
-    engine = make_engine(example.model, rule)
+    engine = GradientEngine(example.model, rule)
     loss = lambda batch: example.loss(example.model, *batch)  # noqa: E731
     engine.add(loss, example.batch)
     rule.sensitivity = 1.0
@@ -168,7 +168,7 @@ def test_the_gradient_of_a_record_is_the_mean_of_its_views(views, build) -> None
         return example.loss(model, *(tensor.squeeze(0) for tensor in record)).mean()
 
     records = Example(example.model, tuple(tensor.unflatten(0, (-1, views)) for tensor in batch), mean)
-    engine = make_engine(example.model, clipping)
+    engine = GradientEngine(example.model, clipping)
     norms, total = records.by_engine(engine)
     assert engine.fallback_reason is None
     torch.testing.assert_close(norms, gradients.norm(dim=1), rtol=1e-8, atol=1e-12)
@@ -179,7 +179,7 @@ def test_records_have_as_many_rows_as_they_have() -> None:
     """Those of one number are mapped together, in the order of the batch."""
     model, numbers = nn.Linear(5, 1, bias=False).double(), [2, 1, 3, 1, 2]
     records = [torch.randn(number, 5).double() for number in numbers]
-    engine = make_engine(model, AutomaticClipping())
+    engine = GradientEngine(model, AutomaticClipping())
     losses, norms = engine.add(lambda x: model(x).mean(), stack_records(records))
     means = torch.stack([x.mean(0) for x in records])
     torch.testing.assert_close((losses, norms), (model(means)[:, 0].detach(), means.norm(dim=1)))
@@ -196,7 +196,7 @@ def test_half_precision_autocast_is_close(build) -> None:
     example.batch = tuple(t.float() if t.is_floating_point() else t for t in example.batch)
     norms, clipped = example.clipped()
     with torch.autocast("cpu", torch.bfloat16):
-        engine = make_engine(example.model, AutomaticClipping())
+        engine = GradientEngine(example.model, AutomaticClipping())
         measured, total = example.by_engine(engine)
     assert measured.dtype == torch.float32 and engine.fallback_reason is None
     torch.testing.assert_close(measured, norms, rtol=0.05, atol=0)
@@ -210,7 +210,7 @@ def test_norms_of_half_precision_gradients_are_those_of_single_precision(loop) -
     x = torch.ones(4, 3000, dtype=torch.bfloat16)
     example = Example(nn.Linear(3000, 1).bfloat16(), (x,), lambda model, x: model(x)[:, 0])
     example = example.looped() if loop else example
-    norms, total = example.by_engine(make_engine(example.model, AutomaticClipping()))
+    norms, total = example.by_engine(GradientEngine(example.model, AutomaticClipping()))
     torch.testing.assert_close(norms, torch.full((4,), math.sqrt(3001)), rtol=1e-6, atol=0)
     assert total.dtype == torch.float32
 
@@ -223,7 +223,7 @@ def test_sums_of_many_records_are_of_single_precision_under_autocast(loop) -> No
     g = torch.cat([example.batch[0].bfloat16().double(), torch.ones(512, 1)], 1)
     example = example.looped() if loop else example
     with torch.autocast("cpu", torch.bfloat16):
-        _, total = example.by_engine(make_engine(example.model, AutomaticClipping()))
+        _, total = example.by_engine(GradientEngine(example.model, AutomaticClipping()))
     assert (total - (g / (g.norm(dim=1, keepdim=True) + 0.01)).sum(0)).norm() < 1e-3
 
 
@@ -231,7 +231,7 @@ def test_an_autocast_around_the_step_sees_that_weights_have_moved():
     """It keeps the weights that it has cast: all votes of a look, and losses of a probe, were of those before."""
     layer, x = nn.Linear(5, 1), torch.ones(1, 5)
     with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
-        engine = make_engine(layer, AutomaticClipping())
+        engine = GradientEngine(layer, AutomaticClipping())
         before = engine.losses(lambda x: layer(x), x)
         layer.weight.mul_(2), layer.bias.mul_(2)
         torch.testing.assert_close(engine.losses(lambda x: layer(x), x), 2 * before)
@@ -251,7 +251,7 @@ def test_long_sums_in_half_precision(kind, dtype) -> None:
 
     norms, _ = Example(model.double(), (x, y), loss).clipped()
     example = Example(model.to(dtype), tuple(t.to(dtype) if t.is_floating_point() else t for t in (x, y)), loss)
-    measured, _ = example.by_engine(make_engine(model, AutomaticClipping()))
+    measured, _ = example.by_engine(GradientEngine(model, AutomaticClipping()))
     torch.testing.assert_close(measured.double(), norms, rtol=0.05, atol=0)
 
 
@@ -272,7 +272,7 @@ def looping(model: nn.Module, x: Tensor) -> Tensor:
 def test_nothing_is_left_behind(loss) -> None:
     """Neither of a pass nor of one that was interrupted: inputs die with their graph, parameters are back."""
     model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1))
-    engine = make_engine(model, AutomaticClipping())
+    engine = GradientEngine(model, AutomaticClipping())
     with suppress(KeyboardInterrupt):
         engine.add(lambda x: loss(model, x), torch.randn(43, 3))
     engine.clear()
@@ -302,7 +302,7 @@ def test_one_record_more_moves_a_sum_of_equal_ones_by_one_clip(build, numbers):
     model, x = build(most := 1024 + 1)
     signs, sums = torch.ones(most).index_fill(0, torch.tensor(most - 1), -1), []  # the last one's is the opposite
     for count in (most - 1, most):
-        engine = make_engine(model, AutomaticClipping(), memory_budget=4 * numbers * (most - 1))
+        engine = GradientEngine(model, AutomaticClipping(), memory_budget=4 * numbers * (most - 1))
         engine.add(lambda record: record[1] * model(record[0]).float().square().mean(), (x[:count], signs[:count]))
         sums.append(engine.clipped_sums(list(model.parameters()))[0].double())
     assert float((sums[1] - sums[0]).norm()) < 1.0001
@@ -320,7 +320,7 @@ def moved(table: nn.Embedding | nn.Linear, loss: Loss, batch: tuple[Tensor, ...]
     """How far the first record moves the sum, in clips."""
     sums = []
     for start in (0, 1):
-        engine = make_engine(table, AbadiClipping(clip))
+        engine = GradientEngine(table, AbadiClipping(clip))
         engine.add(loss, tuple(t[start:] for t in batch))
         sums.append(engine.clipped_sums([table.weight])[0].double())
     return float((sums[1] - sums[0]).norm()) / clip
@@ -355,7 +355,7 @@ def test_uses_of_a_table_that_cancel_in_a_record_do_not_in_the_rounding_of_sums(
         embedding = (table(torch.ones(1, 1, dtype=torch.long)) * record[0]).sum()
         return embedding + nn.functional.linear(record[1], table.weight)[..., 1].sum()
 
-    _, norms = make_engine(table, NoClipping()).add(loss, (embedded, hidden))
+    _, norms = GradientEngine(table, NoClipping()).add(loss, (embedded, hidden))
     assert moved(table, loss, (embedded, hidden), float(norms.max())) < 1.01
 
 
@@ -375,7 +375,7 @@ def test_an_error_of_one_record_that_the_loss_catches_leaves_others_mapped() -> 
 
     sums = []
     for start in (0, 1):
-        engine = make_engine(model, AutomaticClipping())
+        engine = GradientEngine(model, AutomaticClipping())
         engine.add(loss, (x[start:], matrices[start:]))
         sums.append(torch.cat([s.flatten() for s in engine.clipped_sums(list(model.parameters()))]))
     assert float((sums[1] - sums[0]).norm()) < 1.0001

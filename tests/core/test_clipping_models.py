@@ -15,7 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.pytorch_utils import Conv1D
 from twins import Built
 
-from hyfreedp.gradients import AutomaticClipping, make_engine
+from hyfreedp.gradients import AutomaticClipping, GradientEngine
 from hyfreedp.gradients.pieces import Partition
 
 VIT, GPT2, LORA = "timm/deit3_small_patch16_224", "transformers/GPT2LMHeadModel", "peft/LoRA, LLaMA"
@@ -118,7 +118,7 @@ def memory(private, checkpointing):
     model, ids = get_peft_model(plain, lora).train(), torch.randint(3, 40, (4, 32))
     if checkpointing:
         model.gradient_checkpointing_enable(**WITHOUT_REENTRANCE)
-    engine = make_engine(model, AutomaticClipping())
+    engine = GradientEngine(model, AutomaticClipping())
 
     def losses(ids):
         logits = model(input_ids=ids, use_cache=False).logits[:, :-1]
@@ -150,4 +150,4 @@ def test_reentrant_checkpointing_is_refused():
     example = of_catalog(GPT2)
     example.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": True})
     with pytest.raises(ValueError, match=r"reentrant.*gradient_checkpointing_kwargs=.'use_reentrant': False."):
-        example.by_engine(make_engine(example.model, AutomaticClipping()))
+        example.by_engine(GradientEngine(example.model, AutomaticClipping()))

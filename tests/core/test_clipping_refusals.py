@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.grad import conv2d_weight
 from twins import by_hand, make_model, steps
 
-from hyfreedp.gradients import AutomaticClipping, check_module, make_engine
+from hyfreedp.gradients import AutomaticClipping, GradientEngine, check_module
 
 
 def frozen(module: nn.Module) -> nn.Module:
@@ -35,7 +35,7 @@ def test_layers_that_mix_samples(layer, message) -> None:
     with pytest.raises(ValueError, match=message):
         check_module(module)
     with pytest.raises(ValueError, match=message):
-        make_engine(module, AutomaticClipping())
+        GradientEngine(module, AutomaticClipping())
 
 
 @contextmanager
@@ -59,7 +59,7 @@ def test_rounded_products_are_refused_before_the_batch_is_seen(how) -> None:
     """A clipped gradient could be larger than its norm says."""
     model = make_model()
     with rounded(how), pytest.raises(ValueError, match="set_float32_matmul_precision"):
-        make_engine(model, AutomaticClipping())
+        GradientEngine(model, AutomaticClipping())
     optimizer = by_hand(model)
     with rounded(how), pytest.raises(ValueError, match="set_float32_matmul_precision"):
         optimizer.step(lambda batch: pytest.fail("the batch was seen"), None)
@@ -78,5 +78,5 @@ def test_convolutions_of_clipped_sums_are_exact_where_others_are_rounded(monkeyp
 
     monkeypatch.setattr("hyfreedp.gradients.convolution.conv2d_weight", recorded)
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(4 * 36, 2))
-    make_engine(model, AutomaticClipping()).add(lambda x: model(x).square().sum(1), torch.randn(5, 3, 8, 8))
+    GradientEngine(model, AutomaticClipping()).add(lambda x: model(x).square().sum(1), torch.randn(5, 3, 8, 8))
     assert seen and set(seen) == {exact} and getattr(settings, name) == before != exact

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from twins import Built
 
 from hyfreedp.errors import Refused
-from hyfreedp.gradients import AutomaticClipping, make_engine
+from hyfreedp.gradients import AutomaticClipping, GradientEngine
 from hyfreedp.gradients.pieces import Partition, Piece
 
 Loss = Callable[..., Tensor]
@@ -235,7 +235,7 @@ def seeded_by_name(piece: Piece, alone: bool) -> None:
 def pieces_of(example: Example) -> int:
     """How many groups of records are mapped one after the other."""
     partition = Partition.of(example.batch)
-    make_engine(example.model, AutomaticClipping()).add(lambda batch: example.loss(example.model, *batch), partition)
+    GradientEngine(example.model, AutomaticClipping()).add(lambda batch: example.loss(example.model, *batch), partition)
     return len(partition.pieces)
 
 
@@ -302,7 +302,7 @@ def test_a_random_decision_has_its_law_and_goes_with_the_number_that_decided() -
         return m.w * (drawn if drawn < 0.3 else 1 + drawn) + 10 * m.w * waited
 
     model, x = Built(None, w=nn.Parameter(torch.ones(()))), torch.ones(1000, 1)
-    engine = make_engine(model, AutomaticClipping())
+    engine = GradientEngine(model, AutomaticClipping())
     losses, norms = engine.add(lambda x: loss(model, x), x, begin=seeded_by_name)
     torch.testing.assert_close(losses, norms)
     waited, rest = losses.div(10, rounding_mode="floor"), losses.remainder(10)
@@ -318,13 +318,13 @@ def test_a_batch_norm_of_constants_in_half_precision_is_as_torch_computes_it() -
     x, p = 30 * torch.randn(5, 6, 4), nn.Parameter(torch.ones(6, 1))
     model = Built(lambda m, x: F.batch_norm((x * m.p).bfloat16(), *constants).float(), p=p)
     constants = (30 * torch.randn(6)).bfloat16(), torch.rand(6).bfloat16() + 0.1
-    losses, _ = make_engine(model, AutomaticClipping()).add(lambda x: model(x).square().mean(), x)
+    losses, _ = GradientEngine(model, AutomaticClipping()).add(lambda x: model(x).square().mean(), x)
     assert torch.equal(losses.float(), model(x).square().mean((1, 2)).detach())
 
 
 def test_no_tokens_have_no_gradient() -> None:
     layer = nn.Linear(6, 2)
-    _, norms = make_engine(layer, AutomaticClipping()).add(lambda x: layer(x).sum(), torch.zeros(3, 0, 6))
+    _, norms = GradientEngine(layer, AutomaticClipping()).add(lambda x: layer(x).sum(), torch.zeros(3, 0, 6))
     assert norms.tolist() == [0, 0, 0]
 
 
@@ -374,7 +374,7 @@ def test_what_a_loss_may_do(name) -> None:
     example = example_of(lambda m, x, k: loss(m, x.clone(), k.clone()))
     before = [tensor.clone() for tensor in example.batch]
     assert_exact(example, slow=slow)
-    make_engine(example.model, AutomaticClipping()).add(lambda batch: loss(example.model, *batch), example.batch)
+    GradientEngine(example.model, AutomaticClipping()).add(lambda batch: loss(example.model, *batch), example.batch)
     assert all(map(torch.equal, before, example.batch))  # whatever it wrote into its record
 
 
@@ -386,7 +386,7 @@ def test_a_loss_of_another_pass_is_refused() -> None:
     example = example_of(lambda m, x, k: kept.append(m(x).sum()) or kept[0])
     with pytest.raises(Refused, match="uses a tensor of another pass"):
         for _ in range(2):
-            example.by_engine(make_engine(example.model, AutomaticClipping()))
+            example.by_engine(GradientEngine(example.model, AutomaticClipping()))
 
 
 @looping
@@ -405,7 +405,7 @@ def test_what_a_model_keeps_as_an_attribute_or_in_a_cache_is_put_back(loop) -> N
     model = Built(forward, layer=nn.Linear(3, 1), last=0.0, passes=torch.zeros(()), cache=cache)
     example = example_of(lambda m, x, k: m(x).sum(), model)
     attributes = set(vars(model))
-    found = (example.looped() if loop else example).by_engine(make_engine(model, AutomaticClipping()))
+    found = (example.looped() if loop else example).by_engine(GradientEngine(model, AutomaticClipping()))
     assert set(vars(model)) == attributes and model.last == model.passes == 0 and not model.cache.any()
     x = example.batch[0]
     gradients = torch.cat([x, torch.ones(6, 1)], 1).double()

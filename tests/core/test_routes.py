@@ -9,7 +9,7 @@ from models import Example, assert_exact
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from hyfreedp.gradients import AutomaticClipping, make_engine
+from hyfreedp.gradients import AutomaticClipping, GradientEngine
 from hyfreedp.gradients.mapped import Pass
 from hyfreedp.gradients.per_sample import Instantiated, OuterProducts, keeps_factors
 from hyfreedp.gradients.pieces import Partition
@@ -52,7 +52,7 @@ def test_the_form_of_a_gradient_does_not_depend_on_the_number_of_samples() -> No
         losses = one_pass.losses(lambda tensors: model(*tensors).square().mean(), [torch.randn(size, 46, 96)])
         assert isinstance(one_pass.gradients(losses)[model.weight], Instantiated)
     with pytest.raises(ValueError, match="sharing must be an integer of at least 1, got 0"):
-        make_engine(model, AutomaticClipping(), sharing=0)
+        GradientEngine(model, AutomaticClipping(), sharing=0)
 
 
 def test_a_pass_instantiates_within_its_room_and_is_exact_with_any() -> None:
@@ -61,7 +61,7 @@ def test_a_pass_instantiates_within_its_room_and_is_exact_with_any() -> None:
     example = Example(model.double().train(), (x,), lambda model, x: model(x).square().mean((1, 2)))
     one = 4 * 96 * 96 * 8
     for room, number in ((0, 0), (one - 1, 0), (one, 1), (3 * one - 1, 2), (3 * one, 3)):
-        engine = make_engine(model, AutomaticClipping())
+        engine = GradientEngine(model, AutomaticClipping())
         engine.memory_budget = room
         assert_exact(example, engine)
         one_pass = Pass(example.trainable, 4, memory_budget=room)
@@ -75,7 +75,7 @@ def test_copies_of_a_large_parameter_split_the_batch_within_the_room_and_are_exa
     model = nn.ParameterList([nn.Parameter(torch.randn(5, 100).double())])
     x = torch.randn(7, 100).double()
     example = Example(model, (x,), lambda m, x: F.relu(x * m[0]).sum() + m[0].square().sum())
-    engine, partition = make_engine(model, AutomaticClipping()), Partition.of(example.batch)
+    engine, partition = GradientEngine(model, AutomaticClipping()), Partition.of(example.batch)
     engine.memory_budget = int(samples * 4000)
     engine.add(lambda batch: example.loss(model, *batch), partition)
     assert [len(piece.group) for piece in partition.pieces] == sizes

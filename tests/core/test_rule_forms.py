@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 from twins import Built
 
-from hyfreedp.gradients import NoClipping, make_engine
+from hyfreedp.gradients import GradientEngine, NoClipping
 
 FORMS = {  # of tokens x (1, T, 6): with fewer dimensions, with more, and with several rows of a record
     "batch": lambda x: x,
@@ -107,7 +107,7 @@ def test_a_record_gets_what_it_has_alone(rule, seed):
     torch.manual_seed(seed)
     call, parts = rule(lambda *choices: chance.choice(choices), tokens)
     model, x = Built(call, **parts), torch.randn(3, tokens, 6, dtype=torch.float64)
-    parameters, engine = [*model.parameters()], make_engine(model, NoClipping())
+    parameters, engine = [*model.parameters()], GradientEngine(model, NoClipping())
 
     def loss(record):
         y = model(record)

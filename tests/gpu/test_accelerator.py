@@ -16,7 +16,7 @@ from hyfreedp import NoiseGenerator, PrivacyEngine
 from hyfreedp.experiments.benchmark.contenders import CONTENDERS, Setup
 from hyfreedp.experiments.benchmark.measure import peak_memory
 from hyfreedp.experiments.benchmark.workloads import MODELS, make_workload
-from hyfreedp.gradients import AbadiClipping, AutomaticClipping, make_engine
+from hyfreedp.gradients import AbadiClipping, AutomaticClipping, GradientEngine
 from hyfreedp.noise import cipher
 from hyfreedp.pytorch.devices import CPU, backend
 
@@ -60,7 +60,7 @@ def test_gradients_equal_per_sample_autograd(build, kind, device):
     norms = gradients.norm(dim=1)
     expected = clipping.factors(norms) @ gradients
     with half:
-        found, sums = example.by_engine(make_engine(example.model, clipping))
+        found, sums = example.by_engine(GradientEngine(example.model, clipping))
     rounding = ROUNDING[torch.float32 if kind == "float32" else torch.bfloat16]
     assert found.device.type == sums.device.type == device.type and sums.dtype == torch.float32
     assert far(found, norms) < rounding and far(sums, expected) < rounding
@@ -164,7 +164,7 @@ def test_a_step_waits_once_per_physical_batch_and_once_per_release(device):
 
 def clipped_alone(example):
     """The norm of each sample's clipped gradient, normalised to one at most."""
-    engine = make_engine(example.model, AutomaticClipping())
+    engine = GradientEngine(example.model, AutomaticClipping())
     for row in range(len(example.batch[0])):
         yield example.by_engine(engine, slice(row, row + 1))[1].norm()
 

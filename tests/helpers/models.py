@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from catalog import cases
 from torch import Tensor, nn
 
-from hyfreedp.gradients import AutomaticClipping, Clipping, GradientEngine, make_engine
+from hyfreedp.gradients import AutomaticClipping, Clipping, GradientEngine
 
 CATALOG = {f"{case.library}/{case.name}": case for case in cases()}
 
@@ -81,7 +81,7 @@ def assert_exact(
         slow: a pattern of the reason why samples are computed one at a time; None if all must be mapped.
     """
     clipping = clipping or AutomaticClipping()
-    engine = engine or make_engine(example.model, clipping)
+    engine = engine or GradientEngine(example.model, clipping)
     expected = example.clipped(clipping)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
