@@ -24,7 +24,7 @@ from hyfreedp.data.sampling import PoissonSampler
 from hyfreedp.gradients import GradientEngine
 from hyfreedp.gradients.plain import check_plain_loss
 from hyfreedp.gradients.step_batch import StepBatch, Weights
-from hyfreedp.gradients.validate import check_modes
+from hyfreedp.gradients.validate import check_module
 from hyfreedp.learner import BatchView, FixedRate, RateLearner
 from hyfreedp.noise import NoiseGenerator
 from hyfreedp.preset import RunPlan
@@ -182,7 +182,7 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
         """The batch with its loss, after all checks of model and batch."""
         if not self.module.training:
             raise ValueError("the model must be in train mode: call model.train() before optimizer.step")
-        check_modes(self.module)
+        check_module(self.module)
         self._base.check()
         if not self._loss_compared:
             check_arguments(loss, "the record")

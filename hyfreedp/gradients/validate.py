@@ -12,49 +12,34 @@ from hyfreedp.pytorch.layers import layers_of, parameters_of
 
 
 def check_module(module: nn.Module) -> None:
-    """Refuse a module whose training cannot be made private.
+    """Refuse a module whose training cannot be made private: before a run, and at every step, since it may change.
 
-    A frozen batch norm in eval mode is a fixed affine map and passes. ``model.train()`` would put it back into train
-    mode, so :func:`check_modes` checks again at every step. The ValueError names layers with the fix, or says that
-    nothing is trainable, that trained parameters have hooks, or that float32 products are rounded.
+    The ValueError names layers with the fix, or says that nothing is trainable, that trained parameters are complex or
+    have hooks, or that float32 products are rounded. A frozen batch norm in eval mode is a fixed affine map and passes.
     """
-    problems = _problems(module)
-    problems += [
-        f"parameter {name!r} is complex, and noise is real: train a real one, and use torch.view_as_complex of it"
-        for name, p in module.named_parameters()
-        if p.requires_grad and p.is_complex()
-    ]
-    if not any(p.requires_grad for p in module.parameters()):
-        problems.append("no parameter is trainable: set requires_grad on those to train")
-    if problems:
-        raise ValueError("this module cannot be trained privately: " + listed(problems))
-
-
-def check_modes(module: nn.Module) -> None:
-    """Refuse, at every step, what :func:`check_module` refuses of layers, settings and hooks."""
-    if problems := _problems(module):
-        raise ValueError(
-            f"the model has changed since training began: {listed(problems)}. If model.train() did it, call .eval() of "
-            "such layers again"
-        )
-
-
-def _problems(module: nn.Module) -> list[str]:
-    """What is wrong with layers, each with its name and the fix; settings and hooks are refused at once."""
     if rounds_products():
         raise ValueError(
             "torch is set to round the factors of float32 products (TF32, bfloat16), so that a clipped gradient may be "
             "larger than its norm says: call torch.set_float32_matmul_precision('highest'), and leave fp32_precision "
             "of torch.backends at 'none' or 'ieee'; autocast is not concerned"
         )
-    if any(p.requires_grad and (p._backward_hooks or p._post_accumulate_grad_hooks) for p in parameters_of(module)):
+    trained = [p for p in parameters_of(module) if p.requires_grad]
+    if not trained:
+        raise ValueError("no parameter is trainable: set requires_grad on those to train")
+    if any(p.is_complex() for p in trained):
+        name = next(name for name, p in module.named_parameters() if p.requires_grad and p.is_complex())
+        raise ValueError(
+            f"parameter {name!r} is complex, and noise is real: train a real one, and use torch.view_as_complex of it"
+        )
+    if any(p._backward_hooks or p._post_accumulate_grad_hooks for p in trained):
         raise ValueError(
             "trained parameters must have no hooks, which no gradient of a sample would pass: to freeze a part of one, "
             "multiply it by a mask in the forward pass"
         )
-    problems = {layer: problem for layer in layers_of(module) if (problem := _problem(layer))}
-    named = module.named_modules() if problems else ()  # which is slow
-    return [f"layer {name!r} ({type(layer).__name__}) {problems[layer]}" for name, layer in named if layer in problems]
+    if problems := {layer: problem for layer in layers_of(module) if (problem := _problem(layer))}:
+        named = [(name, layer) for name, layer in module.named_modules() if layer in problems]
+        told = [f"layer {name!r} ({type(layer).__name__}) {problems[layer]}" for name, layer in named]
+        raise ValueError("this module cannot be trained privately: " + listed(told))
 
 
 def is_constant_batch_norm(layer: _BatchNorm) -> bool:
@@ -67,7 +52,7 @@ def _problem(layer: nn.Module) -> str | None:
     if isinstance(layer, _BatchNorm) and not is_constant_batch_norm(layer):
         return (
             "normalises each sample by the others in its batch: call hyfreedp.replace_batch_norm(model) before the "
-            "optimizer is made, or freeze it and keep it in eval mode"
+            "optimizer is made, or freeze it and keep it in eval mode (after model.train(), call its .eval() again)"
         )
     if type(layer).get_extra_state is not nn.Module.get_extra_state:
         return "publishes objects by get_extra_state, which may hold raw data: let it keep buffers instead"

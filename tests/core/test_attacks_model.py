@@ -43,7 +43,7 @@ def test_a_frozen_batch_norm_that_wakes_up_is_refused_before_it_sees_the_batch(p
     optimizer, (batch,) = by_hand(model, preset=preset), make_batches([8])
     optimizer.step(cross_entropy(model), batch)
     model.train()
-    with refused(optimizer, r"layer '0' \(BatchNorm1d\) .*call .eval\(\) of such layers again"):
+    with refused(optimizer, r"layer '0' \(BatchNorm1d\) .*after model.train\(\), call its .eval\(\) again"):
         optimizer.step(lambda batch: pytest.fail("the batch was seen"), batch)
     model[0].eval()
     optimizer.step(cross_entropy(model), batch)
