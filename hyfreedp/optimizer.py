@@ -134,7 +134,8 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
             if asks == "look":
                 look = learner.vote_before_step(self._view(t, samples, "look"))
             with self.processes.all_or_none():
-                losses, norms = samples.add_gradients()  # lines 2 and 3
+                pieces = samples.new_pass()
+                losses, norms = self.gradient_engine.add(samples.loss, pieces, samples.weights)  # lines 2 and 3
             self._release_gradient(t)  # line 4
             eta = learner.eta * self.plan.rate_factor(t)
             if math.isnan(eta):  # no rate is known yet, since all gradients so far were zero
@@ -143,7 +144,7 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
                 move = self._base.step_along(eta)  # line 5
                 view = self._view(t, samples, "probe")
                 try:
-                    probe, probed = learner.probe_after_step(view, losses, move)  # lines 7 to 12
+                    probe, probed = learner.probe_after_step(view, losses.double(), move)  # lines 7 to 12
                     eta *= probe.eta_next / probe.eta_probed
                 finally:
                     move(eta)  # line 13; at the old rate after an error
@@ -158,7 +159,7 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
         diagnostics = None
         if self.diagnostics:
             join = self.processes.join_samples
-            diagnostics = raw_values(join(losses), join(norms), None if probed is None else join(probed))
+            diagnostics = raw_values(join(losses.double()), join(norms), None if probed is None else join(probed))
         record = StepRecord(t, eta, probe, look, diagnostics)
         self._run.history.append(record.to_dict())
         return record
@@ -203,7 +204,7 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
             weights=weights,
         )
         if not self._loss_compared:
-            self._loss_compared = check_plain_loss(samples, self.module, self._generator.child("plain", t).key)
+            self._loss_compared = check_plain_loss(samples, self._generator.child("plain", t).key)
         return samples
 
     def _view(self, t: int, samples: StepBatch, what: Literal["look", "probe"]) -> BatchView:

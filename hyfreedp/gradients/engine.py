@@ -8,7 +8,7 @@ decision of Python. What functorch cannot map is computed one sample at a time, 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing, suppress
 from typing import Any
 
@@ -24,8 +24,9 @@ from hyfreedp.gradients.guard import unchanged
 from hyfreedp.gradients.isolation import SingleSample, masks_traced
 from hyfreedp.gradients.mapped import Gradients, Pass
 from hyfreedp.gradients.per_sample import MEMORY_BUDGET, Instantiated, PerSampleGradients, sum_in_blocks, widened
-from hyfreedp.gradients.pieces import MOST_TOGETHER, Begin, Decisions, Partition, Piece, Regroup
+from hyfreedp.gradients.pieces import MOST_TOGETHER, Decisions, Partition, Piece, Regroup
 from hyfreedp.gradients.validate import check_module
+from hyfreedp.noise.random_states import random_states_kept
 from hyfreedp.pytorch.devices import without_autocast
 from hyfreedp.pytorch.layers import parameters_of
 
@@ -74,9 +75,7 @@ class GradientEngine:
     def device(self) -> torch.device:
         return next(self.module.parameters()).device
 
-    def add(
-        self, loss: Loss, batch: Any, weights: Tensor | None = None, *, begin: Begin = lambda *_: None
-    ) -> tuple[Tensor, Tensor]:
+    def add(self, loss: Loss, batch: Any, weights: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Add sum_i w_i c_i g_i to the clipped sums.
 
         A parameter on which the losses do not depend gets zeros. A sample whose gradient is not finite contributes
@@ -86,7 +85,6 @@ class GradientEngine:
             loss: maps one record, as a batch of that record alone, to one number.
             batch: a batch, or a :class:`Partition`, whose pieces become those that were computed.
             weights: w_i in [0, 1], shape (B,); all 1 if None.
-            begin: seeds the random numbers of a piece; by default they go on.
 
         Returns:
             The losses and the norms ||g_i|| over all trainable parameters together, both of shape (B,); norms are inf
@@ -98,10 +96,10 @@ class GradientEngine:
         partition = Partition.of(batch)
         losses, norms = [], []
         # Closed, so that an error here ends what guards the model, too.
-        with closing(self._each(loss, partition, begin, self._trained())) as computed:
+        with closing(self._each(loss, partition, self._trained())) as computed, random_states_kept(self.device):
             for rows, values, gradients in computed:
                 chosen = None if weights is None else weights[rows.to(weights.device, non_blocking=True)]
-                losses.append(values.detach())
+                losses.append(values)
                 if not gradients:
                     raise Refused(_NO_GRADIENT)
                 with without_autocast(self.device):  # it would round the sums
@@ -109,23 +107,11 @@ class GradientEngine:
         return partition.in_order(losses, self.device), partition.in_order(norms, self.device)
 
     @torch.no_grad()
-    def losses(self, loss: Loss, batch: Any, *, begin: Begin = lambda *_: None) -> Tensor:
+    def losses(self, loss: Loss, batch: Any) -> Tensor:
         """Losses (B,) at the current weights, without gradients; arguments as for :meth:`add`."""
         partition = Partition.of(batch)
-        return partition.in_order([values for _, values, _ in self._each(loss, partition, begin)], self.device)
-
-    def reproduces(self, loss: Loss, partition: Partition, losses: Tensor, begin: Begin) -> bool:
-        """Whether the smallest piece, computed again after all others, has the losses (B,) of :meth:`add` again.
-
-        It has not if code keeps what it learns of a sample, from a decision or a sample alone, and uses it later.
-        """
-        piece = min(partition.alone or partition.pieces, key=lambda piece: len(piece.rows))
-        if partition.alone:
-            again, _ = self._alone(loss, piece, begin)
-        else:  # with the trained parameters, so that rounding is the same
-            begin(piece, 0)
-            again, _ = self._mapped(loss, piece, Decisions(piece.path, piece.wanted), self._trained(), backward=False)
-        return torch.allclose(again.to(losses), losses[piece.rows.to(losses.device)], rtol=1e-4, equal_nan=True)
+        with random_states_kept(self.device):
+            return partition.in_order([values for _, values, _ in self._each(loss, partition)], self.device)
 
     def clipped_sums(self, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
         """The sums of :meth:`add` for each parameter since :meth:`clear`, float32 or wider; zeros if there is none."""
@@ -140,18 +126,17 @@ class GradientEngine:
     # -- pieces --------------------------------------------------------------------------------------------------------
 
     def _each(
-        self, loss: Loss, partition: Partition, begin: Begin, trained: Sequence[nn.Parameter] = ()
+        self, loss: Loss, partition: Partition, trained: Sequence[nn.Parameter] = ()
     ) -> Generator[tuple[Tensor, Tensor, Gradients], None, None]:
         """Yields for each piece its samples' positions in the batch, losses (n,) and gradients of ``trained``.
 
         Pieces are split where necessary; the pieces that were computed become the partition's.
         """
-        todo, done = partition.pieces[::-1], []
-        partition.alone, partition.decided = [], False
+        todo, done, seen = partition.pieces[::-1], [], False
         while todo:
             piece, result = todo.pop(), None
             decisions = Decisions(piece.path, piece.wanted)
-            begin(piece, 0)
+            partition.begin(piece, 0)
             try:
                 result = self._mapped(loss, piece, decisions, trained)
             except Regroup as regroup:
@@ -165,24 +150,45 @@ class GradientEngine:
                     todo.append(piece)
                     continue
                 reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-            done.append(piece)
-            partition.decided = partition.decided or bool(decisions.path) or piece.group.has_values
+            seen = seen or bool(decisions.path) or piece.group.has_values
             if result is not None:
+                done.append((piece, result[0]))
                 yield piece.rows, *result
                 continue
             with unchanged(self.module, by_value=True):
                 for i in piece.positions.tolist():
-                    one = Piece(piece.group.take(slice(i, i + 1)), decisions.path)
-                    yield one.rows, *self._alone(loss, one, begin, trained)  # a wrong loss raises its error again
-                    partition.alone.append(one)
+                    one = Piece(piece.group.take(slice(i, i + 1)), decisions.path, alone=True)
+                    result = self._alone(loss, one, partition.begin, trained)  # a wrong loss raises its error again
+                    done.append((one, result[0]))
+                    yield one.rows, *result
             if self.fallback_reason is None:
                 warnings.warn(
                     "samples are computed one at a time, which is exact and slow, since the loss does what cannot be "
                     f"mapped over them: {reason}. See docs/models.md",
-                    stacklevel=6,
+                    stacklevel=5,
                 )
             self.fallback_reason = reason
-        partition.pieces = done
+        partition.pieces = [piece for piece, _ in done]
+        if partition.coin is not None and done:
+            piece, losses = min(done, key=lambda computed: (not computed[0].alone, len(computed[1])))
+            if piece.alone or (seen and partition.coin()):
+                self._check_memoryless(loss, partition, piece, losses)
+
+    def _check_memoryless(self, loss: Loss, partition: Partition, piece: Piece, losses: Tensor) -> None:
+        """Refuse a loss that keeps something of a sample for later ones, from a decision or a sample alone.
+
+        The smallest piece, computed again after all others, must have its losses (n,) again.
+        """
+        if piece.alone:
+            again, _ = self._alone(loss, piece, partition.begin)
+        else:  # with the trained parameters, so that rounding is the same
+            partition.begin(piece, 0)
+            again, _ = self._mapped(loss, piece, Decisions(piece.path, piece.wanted), self._trained(), backward=False)
+        if not torch.allclose(again.to(losses), losses, rtol=1e-4, equal_nan=True):
+            raise Refused(
+                "the loss (or weight) of a record depends on those that were computed before it: let loss and model "
+                "keep nothing of a record, and draw from the global generators of torch, NumPy or Python"
+            )
 
     def _trained(self) -> list[nn.Parameter]:
         return [p for p in parameters_of(self.module) if p.requires_grad]
@@ -197,12 +203,12 @@ class GradientEngine:
             losses = one_pass.losses(lambda tensors: one_number(loss(group.record(tensors))), group.tensors)
             gradients = one_pass.gradients(losses) if trained and backward else {}
         if piece.wanted is None:
-            return losses, gradients
+            return losses.detach(), gradients
         chosen = piece.wanted.to(losses.device)
-        return losses[chosen], {p: g.select(chosen) for p, g in gradients.items()}
+        return losses.detach()[chosen], {p: g.select(chosen) for p, g in gradients.items()}
 
     def _alone(
-        self, loss: Loss, piece: Piece, begin: Begin, trained: Sequence[nn.Parameter] = ()
+        self, loss: Loss, piece: Piece, begin: Callable[[Piece, int], None], trained: Sequence[nn.Parameter] = ()
     ) -> tuple[Tensor, Gradients]:
         """The loss (1,) and gradients of a piece of one sample, by plain autograd."""
         for attempt in range(1, _MAX_ATTEMPTS + 1):

@@ -7,7 +7,7 @@ if they agree. If not, the piece is split by their answers, and each part is map
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -86,6 +86,7 @@ class Piece:
         name: names the random numbers of another piece, which this one repeats; None for its own.
         again: computes these samples with the random numbers by which they decided, if a decision depends on such. So
             they keep those from which their answers came, in any batch.
+        alone: whether it is one sample that was computed without a map.
     """
 
     group: Group
@@ -93,6 +94,7 @@ class Piece:
     wanted: Tensor | None = None
     name: tuple[int, int] | None = None
     again: Piece | None = None
+    alone: bool = False
 
     @property
     def positions(self) -> Tensor:
@@ -142,13 +144,15 @@ class Partition:
 
     Attributes:
         pieces: that a pass begins with; after it, those that it computed.
-        alone: the samples that the pass computed one at a time.
-        decided: whether Python saw anything of the samples: decisions, or values beside tensors.
+        begin: seeds the random numbers of a piece (attempt 0), or of a sample that is computed alone (attempts 1, 2,
+            ...). By default they go on.
+        coin: whether to check that the loss keeps nothing of a sample for later ones, if Python saw anything of them;
+            it is always checked if samples were computed alone, where it costs little. None: never.
     """
 
     pieces: list[Piece]
-    alone: list[Piece] = field(default_factory=list)
-    decided: bool = False
+    begin: Callable[[Piece, int], None] = lambda piece, attempt: None
+    coin: Callable[[], bool] | None = None
 
     @classmethod
     def of(cls, batch: Any, size: PhysicalBatchSize = None) -> Partition:
@@ -175,7 +179,3 @@ class Partition:
             return joined
         rows = torch.cat([piece.rows for piece in self.pieces])
         return joined[rows.argsort().to(device, non_blocking=True)]
-
-
-# Seeds the random numbers of a piece (attempt 0), or of a sample that is computed alone (attempts 1, 2, ...).
-Begin = Callable[[Piece, int], None]

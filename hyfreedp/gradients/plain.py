@@ -11,21 +11,21 @@ from __future__ import annotations
 import warnings
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from hyfreedp.errors import Refused
 from hyfreedp.gradients.guard import unchanged
 from hyfreedp.gradients.mapped import Pass
 from hyfreedp.gradients.pieces import Partition, Piece
 from hyfreedp.gradients.step_batch import StepBatch
-from hyfreedp.noise.random_states import random_states_of
+from hyfreedp.noise.random_states import random_states_of, seed_random_states
 from hyfreedp.pytorch.layers import eval_mode, layers_of
 
 _COMPARED_RECORDS = 3
 
 
 @torch.no_grad()
-def check_plain_loss(samples: StepBatch, module: nn.Module, key: bytes) -> bool:
+def check_plain_loss(samples: StepBatch, key: bytes) -> bool:
     """Refuse a loss whose value for a batch is neither its records' losses nor a (weighted) sum or mean of them.
 
     It is computed in eval mode, with random numbers of ``key``. Losses that draw random numbers or take a single record
@@ -39,7 +39,7 @@ def check_plain_loss(samples: StepBatch, module: nn.Module, key: bytes) -> bool:
     group = max((piece.group for piece in samples.partition.pieces), key=len, default=None)
     if group is None or len(group) < 2:
         return False
-    group = group.take(slice(0, _COMPARED_RECORDS))
+    engine, group = samples.engine, group.take(slice(0, _COMPARED_RECORDS))
     all_rows = list(range(len(group)))
 
     def batch_loss(rows: list[int], key: bytes = key) -> Tensor | None:
@@ -47,7 +47,7 @@ def check_plain_loss(samples: StepBatch, module: nn.Module, key: bytes) -> bool:
         tensors = [t.flatten(0, 1) for t in group.take(torch.tensor(rows)).tensors if t.dim() > 1]
         if len(tensors) < len(group.tensors):  # a scalar per record, which has no batch dimension to join
             return None
-        with random_states_of(key, samples.device), unchanged(module, by_value=True):
+        with random_states_of(key, engine.device), unchanged(engine.module, by_value=True):
             try:  # as one sample of several rows, so that the loss cannot keep a usable tensor of it
                 one_pass = Pass([], 1, memory_budget=0)
                 value = one_pass.losses(lambda some: samples.loss(group.record(some)), [t[None] for t in tensors])
@@ -57,11 +57,12 @@ def check_plain_loss(samples: StepBatch, module: nn.Module, key: bytes) -> bool:
                 return None
         return value.flatten() if value.numel() in (1, len(rows)) else None
 
-    with eval_mode(layers_of(module)), warnings.catch_warnings(action="ignore"):
+    with eval_mode(layers_of(engine.module)), warnings.catch_warnings(action="ignore"):
         if (plain := batch_loss(all_rows)) is None:
             return True
         try:
-            alone = samples.of_few(Partition([Piece(group)]), key).to(plain)
+            begin = lambda piece, attempt: seed_random_states(key, engine.device)  # noqa: E731
+            alone = engine.losses(samples.loss, Partition([Piece(group)], begin)).to(plain)
         except Refused:
             raise
         except Exception as error:

@@ -1,9 +1,9 @@
-"""One Poisson batch and its loss: clipped gradients, and losses at other weights of the model."""
+"""One Poisson batch, its loss, and the random numbers of each pass over it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,12 +11,11 @@ from torch import Tensor
 
 from hyfreedp.checks import check_function, check_weights
 from hyfreedp.data.batches import Loss, PhysicalBatchSize, Records
-from hyfreedp.errors import Refused
 from hyfreedp.gradients.engine import GradientEngine, one_number
 from hyfreedp.gradients.per_sample import widened
-from hyfreedp.gradients.pieces import Begin, Partition, Piece
+from hyfreedp.gradients.pieces import Partition, Piece
 from hyfreedp.noise import NoiseGenerator
-from hyfreedp.noise.random_states import random_states_kept, seed_random_states
+from hyfreedp.noise.random_states import seed_random_states
 
 Weights = Callable[[Any], Tensor] | None
 _MEMORY_CHECK_SHARE = 0.1  # of the batches in which samples determined a decision of Python
@@ -38,7 +37,6 @@ class StepBatch:
         loss: of one sample: a record, or an owner, whose loss is the mean over its records.
         owners: whether samples are owners.
         partition: the samples in pieces as memory allows, from which each pass begins.
-        device: of the model.
         weights: float64, shape ``(B,)``, on the model's device; None if all are 1.
     """
 
@@ -55,36 +53,18 @@ class StepBatch:
     ) -> None:
         self.owners = isinstance(batch, Records) and batch.owners
         self.loss = _of_sample(loss, self.owners)
-        self._engine, self._generator, self._coins = engine, generator, coins
-        self.device = engine.device
+        self.engine, self._generator, self._coins = engine, generator, coins
         self.partition = Partition.of(batch, max_physical_batch_size)
         self._passes = 0  # so far, each with random numbers of its own
         self.weights = None
         if weights is not None:
             check_function("weights", weights)
-            weight = _of_sample(weights, self.owners)
-            with self._pass() as (partition, begin):
-                values = self._engine.losses(weight, partition, begin=begin)
-                self._check_memoryless(weight, partition, values, begin)
+            values = engine.losses(_of_sample(weights, self.owners), self.new_pass())
             self.weights = check_weights(values.double())
-
-    def add_gradients(self) -> tuple[Tensor, Tensor]:
-        """Add clipped per-sample gradients to the engine's sums; returns losses and gradient norms, shape ``(B,)``."""
-        with self._pass() as (partition, begin):
-            losses, norms = self._engine.add(self.loss, partition, self.weights, begin=begin)
-            self._check_memoryless(self.loss, partition, losses, begin)
-        return losses.double(), norms
 
     def losses(self) -> Tensor:
         """Losses at the model's current weights, shape ``(B,)``."""
-        with self._pass() as (partition, begin):
-            return self._engine.losses(self.loss, partition, begin=begin).double()
-
-    def of_few(self, partition: Partition, key: bytes) -> Tensor:
-        """Losses of the samples in ``partition``, in the order of the batch, with random numbers of ``key``."""
-        with random_states_kept(self.device):
-            seed = lambda piece, attempt: seed_random_states(key, self.device)  # noqa: E731
-            return self._engine.losses(self.loss, partition, begin=seed)
+        return self.engine.losses(self.loss, replace(self.new_pass(), coin=None)).double()
 
     def weighted(self, losses: Tensor) -> Tensor:
         """Losses, shape ``(..., B)``, times the weights; 0 for a sample of weight 0, even if its loss is not finite."""
@@ -92,9 +72,8 @@ class StepBatch:
             return losses
         return (losses * self.weights).masked_fill(self.weights == 0, 0.0)
 
-    @contextmanager
-    def _pass(self) -> Iterator[tuple[Partition, Begin]]:
-        """A partition that the pass may split, and the function that seeds its random numbers; it shares neither.
+    def new_pass(self) -> Partition:
+        """A partition that a pass may split, with random numbers of its own; passes share neither.
 
         Else a record that splits a piece in one pass alone changes whether others' masks are those of another.
         """
@@ -103,24 +82,12 @@ class StepBatch:
         def begin(piece: Piece, attempt: int) -> None:
             stream = ("mapped", number, *piece.stream) if attempt == 0 else ("alone", number, piece.stream[0], attempt)
             key = self._generator.child(*stream).key
-            seed_random_states(key, self.device, self._coins)
+            seed_random_states(key, self.engine.device, self._coins)
 
-        with random_states_kept(self.device):
-            yield Partition(list(self.partition.pieces)), begin
+        def coin() -> bool:
+            return float(self._generator.child("memory").uniform(1)) < _MEMORY_CHECK_SHARE
 
-    def _check_memoryless(self, function: Loss, partition: Partition, values: Tensor, begin: Begin) -> None:
-        """Refuse a function that keeps something of a sample for later ones, see :meth:`GradientEngine.reproduces`.
-
-        Checked always if samples were computed alone, where it costs little; for a share of the batches with decisions.
-        """
-        checks = bool(partition.alone)
-        if not checks and partition.decided:
-            checks = float(self._generator.child("memory").uniform(1)) < _MEMORY_CHECK_SHARE
-        if checks and not self._engine.reproduces(function, partition, values, begin):
-            raise Refused(
-                "the loss (or weight) of a record depends on those that were computed before it: let loss and model "
-                "keep nothing of a record, and draw from the global generators of torch, NumPy or Python"
-            )
+        return Partition(list(self.partition.pieces), begin, coin)
 
 
 def _of_sample(function: Loss, owners: bool) -> Loss:

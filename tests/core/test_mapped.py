@@ -303,7 +303,7 @@ def test_a_random_decision_has_its_law_and_goes_with_the_number_that_decided() -
 
     model, x = Built(None, w=nn.Parameter(torch.ones(()))), torch.ones(1000, 1)
     engine = GradientEngine(model, AutomaticClipping())
-    losses, norms = engine.add(lambda x: loss(model, x), x, begin=seeded_by_name)
+    losses, norms = engine.add(lambda x: loss(model, x), Partition(Partition.of(x).pieces, seeded_by_name))
     torch.testing.assert_close(losses, norms)
     waited, rest = losses.div(10, rounding_mode="floor"), losses.remainder(10)
     small = rest < 1
