@@ -7,7 +7,7 @@ from collections import OrderedDict
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from hyfreedp.checks import check_type, listed
+from hyfreedp.checks import check_type
 from hyfreedp.gradients.validate import is_constant_batch_norm
 
 _PLAIN = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
@@ -35,15 +35,10 @@ def replace_batch_norm(model: nn.Module) -> nn.Module:
             Nothing is replaced then.
     """
     check_type("model", model, nn.Module, "a torch.nn.Module")
-    old: dict[nn.Module, str] = {
-        layer: name
-        for name, layer in model.named_modules()
-        if isinstance(layer, _BatchNorm) and not is_constant_batch_norm(layer)
-    }
-    problems = [f"layer {name!r} ({type(layer).__name__}) {why}" for layer, name in old.items() if (why := _why(layer))]
-    if problems:
-        raise ValueError("replace_batch_norm cannot replace " + listed(problems))
-    new = {layer: _group_norm(layer) for layer in old}
+    new: dict[nn.Module, nn.Module] = {}
+    for name, layer in model.named_modules():
+        if isinstance(layer, _BatchNorm) and not is_constant_batch_norm(layer):
+            new[layer] = _group_norm(name, layer)
     for parent in list(model.modules()):
         for name, child in parent._modules.items():
             if child in new:
@@ -51,23 +46,17 @@ def replace_batch_norm(model: nn.Module) -> nn.Module:
     return new.get(model, model)
 
 
-def _why(layer: nn.Module) -> str:
-    """Why a layer cannot be replaced; empty if it can."""
-    if getattr(layer, "num_features", 0) == 0:
-        return "which has not seen its number of channels yet: run one batch of random numbers through the model first"
-    if type(layer) not in _PLAIN and not _activates(layer):
-        return "which is of an unknown kind: replace it by hand"
-    return ""
-
-
-def _activates(layer: nn.Module) -> bool:
-    """Whether a layer is timm's batch normalisation with dropout and activation."""
-    return dict(layer.named_children()).keys() == {"drop", "act"}
-
-
-def _group_norm(layer: nn.Module) -> nn.Module:
-    assert isinstance(layer, _BatchNorm)
-    channels = layer.num_features
+def _group_norm(name: str, layer: _BatchNorm) -> nn.Module:
+    """The layer in place of one; ValueError, with its ``name``, if there is none."""
+    cannot = f"replace_batch_norm cannot replace layer {name!r} ({type(layer).__name__}), which"
+    channels = getattr(layer, "num_features", 0)
+    if channels == 0:
+        raise ValueError(
+            f"{cannot} has not seen its number of channels yet: run one batch of random numbers through the model first"
+        )
+    activates = dict(layer.named_children()).keys() == {"drop", "act"}  # timm's, with dropout and activation
+    if type(layer) not in _PLAIN and not activates:
+        raise ValueError(f"{cannot} is of an unknown kind: replace it by hand")
     groups = 1
     if not isinstance(layer, nn.BatchNorm1d):
         fitting = (g for g in (32, 16, 8, 4, 2) if channels % g == 0 and channels >= _MIN_CHANNELS_PER_GROUP * g)
@@ -75,6 +64,6 @@ def _group_norm(layer: nn.Module) -> nn.Module:
     norm = nn.GroupNorm(groups, channels, eps=layer.eps, affine=False)
     norm.affine, norm.weight, norm.bias = layer.affine, layer.weight, layer.bias
     norm.train(layer.training)
-    if not _activates(layer):
+    if not activates:
         return norm
     return nn.Sequential(OrderedDict(norm=norm, **dict(layer.named_children()))).train(layer.training)
