@@ -39,11 +39,9 @@ def unchanged(module: nn.Module, *, by_value: bool = False) -> Iterator[None]:
     known = {id(t) for t in buffers.values()}
     attributes = [(before, *one) for _, before in contents for one in _plain_tensors(before) if id(one[1]) not in known]
     values = [t.detach().clone() for _, _, t in attributes]
-    versions = [(place, t, t._version) for place, t in (buffers | parameters).items()]
     copies = {place: t.detach().clone() for place, t in (buffers | parameters if by_value else buffers).items()}
+    versions = [(*place, t, t._version, copies.get(place)) for place, t in (buffers | parameters).items()]
     require_gradients = [(p, p.requires_grad) for p in parameters.values()]
-    scripts = [layer for layer in layers if isinstance(layer, torch.jit.ScriptModule)]
-    of_scripts = _tensors(scripts, "_parameters") | _tensors(scripts, "_buffers")
     changed: list[Place] = []
     try:
         yield
@@ -57,23 +55,19 @@ def unchanged(module: nn.Module, *, by_value: bool = False) -> Iterator[None]:
             for held, before in differing:
                 held.clear()
                 (held.extend if isinstance(held, list) else held.update)(before)
-        for (layer, name), t in of_scripts.items():
-            if getattr(layer, name) is not t:
-                setattr(layer, name, t)
-                changed.append((layer, name))
         for p, required in require_gradients:
             p.requires_grad_(required)
-        for place, tensor, version in versions:
-            layer, name = place
-            copy = copies.get(place)
-            if tensor._version == version and (copy is None or not bits_differ(tensor, copy)):
+        for layer, name, tensor, version, copy in versions:
+            if isinstance(layer, torch.jit.ScriptModule) and getattr(layer, name) is not tensor:
+                setattr(layer, name, tensor)
+            elif tensor._version == version and (copy is None or not bits_differ(tensor, copy)):
                 continue
-            if name in layer._non_persistent_buffers_set:
+            elif name in layer._non_persistent_buffers_set:
                 layer._buffers[name] = copy  # a backward pass may need the values of the other tensor
                 continue
             if copy is not None:
                 tensor.data.copy_(copy)
-            changed.append(place)
+            changed.append((layer, name))
     if changed:
         paths = {layer: path for path, layer in module.named_modules()}
         names = [repr(f"{paths.get(layer, '?')}.{name}".lstrip(".")) for layer, name in changed]
