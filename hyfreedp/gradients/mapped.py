@@ -33,7 +33,7 @@ from hyfreedp.gradients import functorch, operations
 from hyfreedp.gradients.functorch import Level, is_wrapped
 from hyfreedp.gradients.isolation import Isolated
 from hyfreedp.gradients.per_sample import Instantiated, PerSampleGradients
-from hyfreedp.gradients.pieces import Decisions, Piece, Regroup
+from hyfreedp.gradients.pieces import Decisions, Regroup
 from hyfreedp.gradients.tables import add_uses
 from hyfreedp.pytorch.devices import without_autocast
 
@@ -136,7 +136,8 @@ class Pass(Isolated):
                 try:
                     if raised is not None:  # even if the loss caught it, since it would catch it for all samples
                         if value is not None and self.level.size > 1 and not isinstance(raised, _OWN_ERRORS):
-                            raise Regroup(Piece.halved)  # so that others are not computed alone for one of them
+                            half = (self.level.size + 1) // 2  # so that others are not computed alone for one of them
+                            raise Regroup(lambda piece: piece.cut(half))
                         raise raised
                 finally:
                     del raised  # its traceback would keep this frame, and all tensors of the pass, alive

@@ -124,10 +124,6 @@ class Piece:
         """Pieces of at most ``size`` samples."""
         return [Piece(self.group.take(some), self.path) for some in reversed(self.positions.split(size))]
 
-    def halved(self) -> list[Piece]:
-        """Two pieces."""
-        return self.cut(-(-len(self.positions) // 2))
-
     def repeated(self) -> list[Piece]:
         """The piece ``again``; Refused if this one was cut."""
         if self.again is None:
