@@ -43,23 +43,18 @@ def unrolled(
         outputs = []
         for backwards in (False, True)[: 1 + bidirectional]:
             own, index = x.flip(1) if backwards else x, len(ends)
-            output, end = _one_direction(mode, weights[index * count :][:count], has_biases, own, starts[index])
+            of_input, of_state, *more = weights[index * count :][:count]
+            input_bias, state_bias = more[:2] if has_biases else (None, None)
+            projection = more[-1] if len(more) % 2 else None
+            inputs = F.linear(own, of_input, input_bias)
+            output, *end = recurrence(inputs, of_state, state_bias, projection, mode, *starts[index])
             outputs.append(output.flip(1) if backwards else output)
-            ends.append(end)
+            ends.append(tuple(end))
         x = torch.cat(outputs, 2)
         if dropout and train and number < num_layers - 1:
             x = F.dropout(x, dropout)
     final = tuple(torch.stack(states) for states in zip(*ends, strict=True))
     return x if batch_first else x.transpose(0, 1), *final
-
-
-def _one_direction(mode: str, weights: list[Any], has_biases: bool, x: Tensor, state: State) -> tuple[Tensor, State]:
-    """The outputs (B, T, H) of one layer in one direction, and its last state."""
-    input_bias, state_bias = weights[2:4] if has_biases else (None, None)
-    projection = weights[-1] if len(weights) in (3, 5) else None
-    inputs = F.linear(x, weights[0], input_bias)
-    output, *end = recurrence(inputs, weights[1], state_bias, projection, mode, *state)
-    return output, tuple(end)
 
 
 def recurrence(inputs: Tensor, weight: Any, bias: Any, projection: Any, mode: str, *state: Tensor) -> State:
