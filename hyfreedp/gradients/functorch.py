@@ -20,6 +20,7 @@ warn_of_loops: Any = _functorch._set_vmap_fallback_warning_enabled  # type: igno
 # Called with False: the active pair of hooks on tensors that autograd saves, or None.
 saved_hooks: Callable[[bool], Any] = torch._C._autograd._top_saved_tensors_default_hooks
 dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack  # how many are active
+unwrapped: Callable[[Tensor], Tensor] = _functorch.get_unwrapped  # the tensor that a wrapped one is one level outside
 
 
 class Level:
@@ -56,7 +57,7 @@ class Level:
     def samples(self, t: Tensor) -> Tensor:
         """The tensor (B, ...) behind a tensor that this level holds."""
         dim = _functorch.maybe_get_bdim(t)
-        values = _functorch.get_unwrapped(t)
+        values = unwrapped(t)
         return values if dim == 0 else values.movedim(dim, 0)
 
     def is_innermost(self) -> bool:
@@ -80,11 +81,6 @@ class Level:
 def is_wrapped(t: Any) -> bool:
     """Whether a value belongs to a level of functorch."""
     return isinstance(t, Tensor) and _functorch.is_functorch_wrapped_tensor(t)
-
-
-def unwrapped(t: Tensor) -> Tensor:
-    """The tensor that a wrapped one is at the next outer level."""
-    return _functorch.get_unwrapped(t)
 
 
 def innermost(t: Tensor) -> Tensor:

@@ -109,11 +109,6 @@ def _embedding_of_samples(input: Tensor, weight: Tensor, padding_idx: int | None
     return torch.where((input == padding_idx % len(weight))[..., None], rows.detach(), rows)
 
 
-def _rolled(input: Tensor, *args: Any, **named: Any) -> Any:
-    """A number stays as it is; functorch rolls numbers of samples along the samples."""
-    return input.clone() if is_wrapped(input) and input.dim() == 0 else NotImplemented
-
-
 def _mapped_if(fits: Callable[..., bool]) -> Callable[..., Any]:
     """Maps an operation only where its arguments fit: functorch can take the samples for a dimension of one sample."""
 
@@ -130,10 +125,10 @@ composed(_layer_norm_fits, F.layer_norm, torch.layer_norm, torch.native_layer_no
 _is_matrix = _mapped_if(lambda input, *_, **named: input.dim() >= 2)
 composed(_is_matrix, torch.tril, torch.triu, Tensor.tril, Tensor.triu, Tensor.tril_, Tensor.triu_)
 composed(_mapped_if(lambda sorted_sequence, *_, **named: sorted_sequence.dim() > 0), torch.searchsorted)
+composed(_mapped_if(lambda input, *_, **named: input.dim() > 0), torch.roll, Tensor.roll)
 _is_system = _mapped_if(lambda A, B, **named: A.dim() <= B.dim() or A.shape[:-1] == B.shape)
 composed(_is_system, torch.linalg.solve, torch.linalg.solve_ex)
 composed(_embedding_of_samples, F.embedding)
-composed(_rolled, torch.roll, Tensor.roll)
 
 
 # -- normalisation: copies of its small parameters would take passes over all activations ------------------------------
