@@ -56,13 +56,6 @@ def check_array(name: str, value: Any) -> NDArray[np.float64]:
         raise TypeError(f"{name} must be a number or an array of numbers, got {value!r}: {error}") from None
 
 
-def check_positive(name: str, value: Any) -> float:
-    """``value`` as a float; ValueError unless it is above 0 (infinity is)."""
-    if not check_number(name, value) > 0:
-        raise ValueError(f"{name} must be positive, got {value}")
-    return float(value)
-
-
 def check_delta(target_delta: Any, records: int) -> None:
     """ValueError for a delta above 0.1; a warning for a delta of 1 / N or more, or if there is only one record."""
     delta = check_number("target_delta", target_delta, "(0, 1)")

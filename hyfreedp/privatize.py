@@ -17,7 +17,7 @@ from scipy import special
 from torch import Tensor
 
 from hyfreedp.accounting.split import VOTE_CLIP
-from hyfreedp.checks import check_array, check_number, check_positive, check_type
+from hyfreedp.checks import check_array, check_number, check_type
 from hyfreedp.noise import NoiseGenerator, as_generator
 
 # Replaces tensors, in place, by their sums over all processes that train together.
@@ -83,7 +83,7 @@ def privatize_loss(
     check_type("add_up", add_up, Callable | None, "a function of a list of tensors")
     if losses.is_complex():
         raise TypeError(f"losses must be real numbers, got {losses.dtype}")
-    threshold = check_positive("threshold", threshold)
+    threshold = check_number("threshold", threshold, "(0, inf]")
     clipped = losses.double().nan_to_num(nan=UNBOUNDED_LOSS, posinf=UNBOUNDED_LOSS).clamp(0, threshold)
     return noisy_mean(clipped, threshold, noise_multiplier, expected_batch_size, generator, add_up)
 
@@ -187,7 +187,7 @@ def normal_clipping_bias(threshold: ArrayLike, mean: float, std: float) -> float
         threshold: one R_l or an array of them; the result has its shape. alpha = (R_l - mean) / std.
         mean, std: of the per-sample loss, std > 0.
     """
-    mean, std = check_number("mean", mean), check_positive("std", std)
+    mean, std = check_number("mean", mean), check_number("std", std, "(0, inf]")
     alpha = (check_array("threshold", threshold) - mean) / std
     density = np.exp(-(alpha**2) / 2) / math.sqrt(2 * math.pi)  # phi; scipy.stats takes a second to import
     bias = std * (density - alpha * special.ndtr(-alpha))

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from hyfreedp.accounting import NoiseSplit
 from hyfreedp.accounting.composition import epsilon_of_runs, epsilon_of_zcdp, spent, zcdp
-from hyfreedp.checks import check_choice, check_count, check_flag, check_number, check_positive, check_type
+from hyfreedp.checks import check_choice, check_count, check_flag, check_number, check_type
 
 # Questions that only the user can answer, by the arguments of Statement.fill.
 QUESTIONS = {
@@ -86,7 +86,7 @@ class Statement:
         if math.isfinite(self.split.target_epsilon):
             probe = ("sigma_loss",) if self.split.probe_steps else ()
             for name in ("sigma_gradient", "sigma_gradient_probe", *probe):
-                check_positive(name, getattr(self.split, name))
+                check_number(name, getattr(self.split, name), "(0, inf]")
         for name in self.answers:
             check_choice("each name of answers", name, QUESTIONS)
 

@@ -42,7 +42,7 @@ class AutomaticClipping:
     stability: float = 0.01
 
     def __post_init__(self) -> None:
-        _check_positive("stability", self.stability)
+        check_number("stability", self.stability, f"[{_SMALLEST_NORM}, inf)")
 
     @property
     def sensitivity(self) -> float:
@@ -63,7 +63,7 @@ class AbadiClipping:
     threshold: float
 
     def __post_init__(self) -> None:
-        _check_positive("threshold", self.threshold)
+        check_number("threshold", self.threshold, f"[{_SMALLEST_NORM}, inf)")
 
     @property
     def sensitivity(self) -> float:
@@ -102,9 +102,3 @@ def bounded_factors(clipping: Clipping, norms: Tensor, sensitivity: float) -> Te
         factors = torch.cat(parts)
     largest = sensitivity / norms.clamp(min=_SMALLEST_NORM)  # 0 where the norm is infinite, or NaN without a bound
     return factors.clamp(-largest, largest).nan_to_num(0.0)
-
-
-def _check_positive(name: str, value: float) -> None:
-    value = check_number(name, value)
-    if not _SMALLEST_NORM <= value < math.inf:
-        raise ValueError(f"{name}={value!r} is not allowed: it must be finite and at least {_SMALLEST_NORM}")

@@ -7,7 +7,7 @@ import math
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from hyfreedp.checks import check_choice, check_count, check_positive, nearest
+from hyfreedp.checks import check_choice, check_count, check_number, nearest
 from hyfreedp.experiments.data.texts import checksum_of
 from hyfreedp.experiments.models.image_models import Model, Tuning
 from hyfreedp.experiments.models.language_models import LanguageModel
@@ -70,7 +70,7 @@ class Spec:
         absent = [name for name in ("clipping_threshold", "steps") if getattr(self, name) is None]
         for name in ("epsilon", "learning_rate", "clipping_threshold"):
             if name not in absent:  # as a float, so that 1 and 1.0 name the same cell
-                object.__setattr__(self, name, check_positive(name, getattr(self, name)))
+                object.__setattr__(self, name, check_number(name, getattr(self, name), "(0, inf]"))
         for name in ("seed", "interval", "steps"):
             if name not in absent:
                 check_count(name, getattr(self, name), 0 if name == "seed" else 1)
