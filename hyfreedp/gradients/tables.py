@@ -27,32 +27,31 @@ class EmbeddingRows(PerSampleGradients):
         self.rows = rows if padding is None else rows.masked_fill((ids == padding)[..., None], 0)
 
     @cached_property
-    def _summed(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Sums of rows over equal (sample, token) pairs, shape (B T, d), and each pair's sample and token, (B T,).
+    def _summed(self) -> tuple[Tensor, Tensor]:
+        """The ids (B, T) in order, and rows (B, T, d): the first of equal ids has their sum, others have zeros.
 
-        Norms and weighted sums are both computed from these, so that rows which cancel do so in both.
+        Norms and sums, of some samples too, are made of these: rows cancel in both, in whatever order a device adds.
         """
         samples = torch.arange(len(self.ids), device=self.ids.device)
-        # The results have a row for each of the B T tokens: counting the distinct pairs would wait for the device.
-        pairs, order = (self.ids + self.entries * samples[:, None]).flatten().sort()
-        numbers = (pairs.diff(prepend=pairs[:1]) != 0).cumsum(0)
-        inverse, owners, tokens = (torch.zeros_like(order) for _ in range(3))
-        inverse[order], owners[numbers], tokens[numbers] = numbers, pairs // self.entries, pairs % self.entries
+        pairs = (self.ids + self.entries * samples[:, None]).flatten()
+        ordered = pairs.sort().values
         sums = widened(self.rows).new_zeros(len(pairs), self.rows.shape[-1])
-        return sums.index_add_(0, inverse, widened(self.rows).flatten(0, 1)), owners, tokens
+        sums.index_add_(0, torch.searchsorted(ordered, pairs), widened(self.rows).flatten(0, 1))
+        return (ordered % self.entries).view_as(self.ids), sums.view_as(self.rows)
 
     @cached_property
     def squared_norms(self) -> Tensor:
-        sums, owners, _ = self._summed
-        squares = squared_row_norms(sums)
-        if self.ids.shape[1] > SQUARES // 8:  # they are added one by one, not by the eight lanes of a processor
+        ids, sums = self._summed
+        squares = squared_row_norms(sums.flatten(0, 1))
+        if ids.shape[1] > SQUARES // 8:  # they are added one by one, not by the eight lanes of a processor
             squares = squares.double()
-        return squares.new_zeros(len(self.ids)).index_add_(0, owners, squares).to(sums.dtype)
+        owners = torch.arange(len(ids), device=ids.device).repeat_interleave(ids.shape[1])
+        return squares.new_zeros(len(ids)).index_add_(0, owners, squares).to(sums.dtype)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        sums, owners, tokens = self._summed
+        ids, sums = self._summed
         table = sums.new_zeros(self.entries, sums.shape[-1])
-        return table.index_add_(0, tokens, sums * weights.to(sums.dtype)[owners, None])
+        return table.index_add_(0, ids.flatten(), (sums * weights.to(sums.dtype)[:, None, None]).flatten(0, 1))
 
     def instantiate(self) -> Tensor:
         return self.added_to(widened(self.rows).new_zeros(len(self.ids), self.entries, self.rows.shape[-1]))
@@ -62,7 +61,8 @@ class EmbeddingRows(PerSampleGradients):
         return widened(tables).scatter_add(1, self.ids[..., None].expand_as(self.rows), widened(self.rows))
 
     def select(self, samples: Tensor | slice) -> EmbeddingRows:
-        return EmbeddingRows(self.ids[samples], self.rows[samples], self.entries)
+        ids, sums = self._summed
+        return EmbeddingRows(ids[samples], sums[samples], self.entries)
 
 
 class TiedTable(PerSampleGradients):
