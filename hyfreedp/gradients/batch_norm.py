@@ -1,4 +1,4 @@
-"""GroupNorm in place of batch normalisation, which no engine can privatise."""
+"""GroupNorm instead of batch normalisation, which mixes samples and cannot be made private."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from hyfreedp.checks import check_type
 from hyfreedp.gradients.validate import is_constant_batch_norm
 
 _PLAIN = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
-_MIN_CHANNELS_PER_GROUP = 4  # with fewer, normalisation leaves little of a small feature map: its signs, or zeros
+_MIN_CHANNELS_PER_GROUP = 4  # with fewer, normalisation leaves only signs, or zeros, of a small feature map
 
 
 def replace_batch_norm(model: nn.Module) -> nn.Module:
-    """Put a GroupNorm (Wu & He 2018) in place of every batch normalisation, which mixes the samples of a batch.
+    """Replace every batch normalisation, which mixes the samples of a batch, by a GroupNorm (Wu & He 2018).
 
-    The affine weights are kept as the same parameters, under the same names. Statistics of the data are dropped: train
-    a little before you trust a pre-trained model again. Layers whose statistics are constants stay: those in eval mode
-    with frozen weights, and torchvision's and timm's FrozenBatchNorm.
+    The affine weights stay the same parameters, under the same names. The running statistics are lost, so a pre-trained
+    model needs some training before it works again. Layers with constant statistics stay: those in eval mode with
+    frozen weights, and torchvision's and timm's FrozenBatchNorm.
 
-    A group has at least four channels, and there are at most 32; after BatchNorm1d all channels are one group. timm's
-    BatchNormAct2d becomes a sequence of ``norm``, ``drop`` and ``act``, so that its parameters get a longer name.
+    There are at most 32 groups, of at least four channels; for BatchNorm1d there is one group of all channels. timm's
+    BatchNormAct2d becomes a sequence of ``norm``, ``drop`` and ``act``, so the names of its parameters get longer.
 
     Args:
         model: changed in place; before it is made private.

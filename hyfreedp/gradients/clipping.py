@@ -1,6 +1,6 @@
-"""Per-sample clipping factors c_i and the sensitivity of the clipped sum: the R_g-dependent part of Eq. (priv grad).
+"""Per-sample clipping factors c_i, and the sensitivity of the clipped sum (Eq. "priv grad").
 
-Adding or removing one record changes sum_i c_i g_i by at most ``sensitivity`` in L2; the noise is scaled to it.
+Adding or removing one record changes sum_i c_i g_i by at most ``sensitivity`` in L2 norm; the noise is scaled to it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hyfreedp.checks import check_number
 
-_SMALLEST_NORM = 1e-9  # below, the float32 error of a tiny gradient's norm could exceed a clip
+_SMALLEST_NORM = 1e-9  # with a smaller threshold, the float32 error of a tiny gradient's norm could exceed a clip
 
 
 class Clipping(Protocol):
@@ -23,17 +23,17 @@ class Clipping(Protocol):
 
     @property
     def sensitivity(self) -> float:
-        """The largest possible value of ||c_i g_i||."""
+        """The largest possible ||c_i g_i||."""
         ...
 
     def factors(self, norms: Tensor) -> Tensor:
-        """Factors c_i from norms ||g_i||, both of shape (n,); for a rule of the user's n is 1."""
+        """Factors c_i from norms ||g_i||, both of shape (n,); a rule of your own is called with n = 1."""
         ...
 
 
 @dataclass(frozen=True)
 class AutomaticClipping:
-    """Normalisation c_i = 1 / (||g_i|| + stability), with the threshold R_g scaled out (Bu et al. 2022).
+    """Normalisation c_i = 1 / (||g_i|| + stability), without a threshold R_g (Bu et al. 2022).
 
     Attributes:
         stability: positive; keeps tiny gradients from being scaled up to norm one.
@@ -70,13 +70,13 @@ class AbadiClipping:
         return float(self.threshold)
 
     def factors(self, norms: Tensor) -> Tensor:
-        # threshold / 0 is inf, which the minimum turns into 1: a zero gradient stays as it is.
+        # threshold / 0 is inf, which is clamped to 1.
         return (self.threshold / norms).clamp(max=1)
 
 
 @dataclass(frozen=True)
 class NoClipping:
-    """c_i = 1, for runs without privacy: nothing bounds the sensitivity."""
+    """c_i = 1, for runs without privacy: the sensitivity is not bounded."""
 
     @property
     def sensitivity(self) -> float:
@@ -87,10 +87,10 @@ class NoClipping:
 
 
 def bounded_factors(clipping: Clipping, norms: Tensor, sensitivity: float) -> Tensor:
-    """A rule's factors, clamped to +- sensitivity / norm; 0 where the norm is not finite or the factor NaN.
+    """The rule's factors, clamped to +- sensitivity / norm; 0 where the norm is not finite or the factor is NaN.
 
-    A rule of the user's gets one norm at a time, each time as a fresh copy of the rule, so that a factor cannot depend
-    on other samples. ValueError if it does not return one factor for each norm.
+    A user's own rule gets one norm at a time, each time in a fresh copy of the rule, so that a factor cannot depend on
+    other samples. ValueError if it does not return one factor per norm.
     """
     if type(clipping) in (AutomaticClipping, AbadiClipping, NoClipping):
         factors = clipping.factors(norms)
@@ -100,5 +100,5 @@ def bounded_factors(clipping: Clipping, norms: Tensor, sensitivity: float) -> Te
         if wrong is not None:
             raise ValueError(f"clipping must give one factor for each norm, shape (1,), got {wrong}")
         factors = torch.cat(parts)
-    largest = sensitivity / norms.clamp(min=_SMALLEST_NORM)  # 0 where the norm is infinite, or NaN without a bound
+    largest = sensitivity / norms.clamp(min=_SMALLEST_NORM)  # for an infinite norm 0, or NaN if sensitivity is inf
     return factors.clamp(-largest, largest).nan_to_num(0.0)

@@ -1,8 +1,8 @@
 """The gradient engine: per-sample gradients, clipped and summed (Alg. 1, line 4).
 
-The loss is mapped over the samples of a batch, so that none sees another (see :mod:`hyfreedp.gradients.mapped`). Each
-piece of a batch holds samples of the same shapes, as many as memory allows, and is split where samples differ in a
-decision of Python. What functorch cannot map is computed one sample at a time, by plain autograd.
+The loss is mapped over the samples of a batch, so that none sees another (see :mod:`hyfreedp.gradients.mapped`). The
+batch is computed in pieces: samples of the same shapes, as many as memory allows. A piece is split where its samples
+differ in a decision of Python. What functorch cannot map is computed one sample at a time, by plain autograd.
 """
 
 from __future__ import annotations
@@ -33,29 +33,29 @@ from hyfreedp.pytorch.layers import parameters_of
 _NO_GRADIENT = (
     "loss must have a gradient by the model's parameters: is it under no_grad, detached, or by another model?"
 )
-_SMALL = 2**10  # entries of a parameter whose gradients join those of others, in a copy
-_MAX_ATTEMPTS = 50  # of a sample alone, to decide as its piece did
+_SMALL = 2**10  # gradients of parameters of at most so many entries are joined in one tensor
+_MAX_ATTEMPTS = 50  # with other random numbers, until a sample alone decides as its piece did
 
 
 class GradientEngine:
-    """Turns the losses of samples into sum_i c_i g_i.
+    """Computes sum_i c_i g_i from a loss and a batch.
 
-    The model is not wrapped or hooked, nor changed; :func:`check_module` may refuse it (ValueError).
+    The model is neither wrapped nor hooked nor changed; :func:`check_module` may refuse it (ValueError).
 
     Activation (gradient) checkpointing works if it is non-reentrant: by ``torch.utils.checkpoint.checkpoint(layer, x,
     use_reentrant=False)`` in the model, or for transformers by ``model.gradient_checkpointing_enable(
-    gradient_checkpointing_kwargs={"use_reentrant": False})``. It saves most if few weights are trained, as with LoRA:
-    the input and output gradient of a trained layer are kept until all norms are known, unless its weight is smaller.
+    gradient_checkpointing_kwargs={"use_reentrant": False})``. It saves most if few weights are trained, as with LoRA,
+    since input and output gradient of a trained layer (or its weight's gradients) are kept until all norms are known.
 
     Args:
         module: the model, in train mode, with its final choice of trainable parameters.
         clipping: ``AutomaticClipping()``, ``AbadiClipping(threshold)`` or ``NoClipping()``.
-        memory_budget: bytes that per-sample gradients, or copies of parameters, of samples mapped together may take.
-        sharing: how many samples share them, about: the expected batch size. It must not depend on the data, since a
-            sample's gradient rounds as its share of the memory allows.
+        memory_budget: bytes that per-sample gradients (or copies of parameters) of samples mapped together may take.
+        sharing: about how many samples share this memory: the expected batch size. It must be public, since a sample's
+            share of the memory decides how its gradient is computed, and so how it rounds.
 
     Attributes:
-        sensitivity: the clipping's at the last :meth:`clear`, so that all pieces of a batch and the noise use the same.
+        sensitivity: the clipping's, as of the last :meth:`clear`, for all pieces of a batch and for the noise.
         fallback_reason: why samples were last computed one at a time; None if they never were.
     """
 
@@ -75,26 +75,25 @@ class GradientEngine:
         return next(self.module.parameters()).device
 
     def add(self, loss: Loss, batch: Any, weights: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Add sum_i w_i c_i g_i to the clipped sums.
+        """Add sum_i w_i c_i g_i to the clipped sums; a sample whose gradient is not finite adds exactly zero.
 
-        A parameter on which the losses do not depend gets zeros. A sample whose gradient is not finite contributes
-        exactly zero.
+        A parameter on which the losses do not depend gets zeros.
 
         Args:
             loss: maps one record, as a batch of that record alone, to one number.
-            batch: a batch, or a :class:`Partition`, whose pieces become those that were computed.
+            batch: a batch, or a :class:`Partition`, which afterwards has the pieces that were computed.
             weights: w_i in [0, 1], shape (B,); all 1 if None.
 
         Returns:
-            The losses and the norms ||g_i|| over all trainable parameters together, both of shape (B,); norms are inf
-            where not finite. They are *not* private.
+            The losses and the norms ||g_i|| over all trainable parameters together, both of shape (B,); a norm is inf
+            where it is not finite. They are *not* private.
 
-        ValueError if the loss is refused (:class:`~hyfreedp.errors.Refused`). A warning says once that samples are
-        computed one at a time.
+        ValueError if the loss is refused (:class:`~hyfreedp.errors.Refused`). The first time that samples are computed
+        one at a time there is a warning.
         """
         partition = Partition.of(batch)
         losses, norms = [], []
-        # Closed, so that an error here ends what guards the model, too.
+        # Closed, so that the contexts that guard the model end even after an error here.
         with closing(self._each(loss, partition, self._trained())) as computed, random_states_kept(self.device):
             for rows, values, gradients in computed:
                 chosen = None if weights is None else weights[rows.to(weights.device, non_blocking=True)]
@@ -113,12 +112,12 @@ class GradientEngine:
             return partition.in_order([values for _, values, _ in self._each(loss, partition)], self.device)
 
     def clipped_sums(self, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
-        """The sums of :meth:`add` for each parameter since :meth:`clear`, float32 or wider; zeros if there is none."""
+        """The sums by :meth:`add` since :meth:`clear`, one per parameter, float32 or wider; zeros if there are none."""
         wide = {p: torch.promote_types(p.dtype, torch.float32) for p in parameters}
         return [self._sums[p].to(t) if p in self._sums else torch.zeros_like(p, dtype=t) for p, t in wide.items()]
 
     def clear(self) -> None:
-        """Delete the raw sums, and take over the clipping's sensitivity."""
+        """Delete the raw sums, and read the clipping rule's sensitivity anew."""
         self._sums.clear()
         self.sensitivity = self.clipping.sensitivity
 
@@ -127,9 +126,9 @@ class GradientEngine:
     def _each(
         self, loss: Loss, partition: Partition, trained: Sequence[nn.Parameter] = ()
     ) -> Generator[tuple[Tensor, Tensor, Gradients], None, None]:
-        """Yields for each piece its samples' positions in the batch, losses (n,) and gradients of ``trained``.
+        """Yields for each piece the positions of its samples in the batch, their losses (n,) and gradients.
 
-        Pieces are split where necessary; the pieces that were computed become the partition's.
+        Pieces are split where necessary; afterwards the partition has the pieces that were computed.
         """
         todo, done, seen = partition.pieces[::-1], [], False
         while todo:
@@ -170,9 +169,9 @@ class GradientEngine:
                 self._check_memoryless(loss, partition, piece, losses)
 
     def _check_memoryless(self, loss: Loss, partition: Partition, piece: Piece, losses: Tensor) -> None:
-        """Refuse a loss that keeps something of a sample for later ones, from a decision or a sample alone.
+        """Refuse a loss in which Python code has kept something of a sample (which it sees by a decision, or alone).
 
-        The smallest piece, computed again after all others, must have its losses (n,) again.
+        The smallest piece is computed again after all others, and must have the same losses (n,).
         """
         if piece.alone:
             again, _ = self._alone(loss, piece, partition.begin)
@@ -210,7 +209,7 @@ class GradientEngine:
             begin(piece, attempt)
             decisions = Decisions(piece.path if attempt < _MAX_ATTEMPTS else ())
             mode = SingleSample(decisions, trained, parameters_of(self.module))
-            with suppress(Regroup):  # until its decisions are those of its path
+            with suppress(Regroup):  # which says that its decisions are not those of its path
                 with unchanged(self.module), masks_traced(), mode:
                     tensors = [mode.mark(t[0].clone()) for t in piece.group.tensors]  # a loss may write into them
                     value = one_number(loss(piece.group.record(tensors)))[None]
@@ -224,10 +223,10 @@ class GradientEngine:
     def _add_clipped(self, gradients: Gradients, weights: Tensor | None) -> Tensor:
         """Add sum_i w_i c_i g_i to the sums; returns the norms (n,), inf where not finite. Empties ``gradients``.
 
-        Small gradients become one row of each sample, since every call of torch takes time. From the second piece on
-        sums are float64: rounding errors of many pieces could add up to more than a clip.
+        Small gradients are joined to one row per sample, since every call of torch takes time. From the second piece on
+        sums are float64, since rounding errors of many pieces could add up to more than a clip.
         """
-        parts: list[tuple[list[nn.Parameter], PerSampleGradients]] = []  # and whose they are; each can be freed alone
+        parts: list[tuple[list[nn.Parameter], PerSampleGradients]] = []  # with their parameters, to be freed in turn
         small = [p for p, g in gradients.items() if isinstance(g, Instantiated) and 0 < p.numel() <= _SMALL]
         if small:
             rows = (widened(gradients.pop(p).instantiate().reshape(-1, p.numel())) for p in small)
@@ -274,4 +273,4 @@ def one_number(value: Any) -> Tensor:
         )
     if value.dtype.is_complex:
         raise Refused("loss must return a real number, got a complex one: return its absolute value")
-    return value.reshape(())  # which the pass intercepts, so that it refuses a tensor of another one
+    return value.reshape(())  # an operation that the pass intercepts, so that it refuses a tensor of another pass

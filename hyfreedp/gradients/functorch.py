@@ -1,7 +1,7 @@
-"""All private names of functorch that the map over samples uses.
+"""The private parts of functorch that the map over samples uses, all in this file.
 
-Within a *level* of ``torch.vmap``, code sees a tensor (B, ...) as one of shape (...): a sample. Unlike with
-``torch.vmap`` itself, a :class:`Level` can be left temporarily. ``tests/core/test_functorch.py`` tests each name here.
+Within a *level* of ``torch.vmap``, code sees a tensor (B, ...) as one of shape (...): a sample. Unlike ``torch.vmap``
+itself, a :class:`Level` can be left temporarily. ``tests/core/test_functorch.py`` tests each name used here.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from torch import Tensor
 from torch._C import _functorch
 from torch._functorch import vmap
 
-# Whether functorch warns of an operation that it maps by a loop.
+# Sets whether functorch warns of an operation that it maps by a loop.
 warn_of_loops: Any = _functorch._set_vmap_fallback_warning_enabled  # type: ignore[attr-defined]
-# Called with False: the active pair of hooks on tensors that autograd saves, or None.
+# Called with False, it returns the active pair of hooks on tensors that autograd saves, or None.
 saved_hooks: Callable[[bool], Any] = torch._C._autograd._top_saved_tensors_default_hooks
 dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack  # how many are active
 unwrapped: Callable[[Tensor], Tensor] = _functorch.get_unwrapped  # the tensor that a wrapped one is one level outside
@@ -26,7 +26,7 @@ unwrapped: Callable[[Tensor], Tensor] = _functorch.get_unwrapped  # the tensor t
 class Level:
     """A level at which ``size`` samples are mapped together; each draws its own random numbers.
 
-    ``number`` is functorch's number of the level, 1 for the outermost; 0 before it is entered.
+    ``number`` is functorch's number of the level: 1 for the outermost, 0 before it is entered.
     """
 
     def __init__(self, size: int) -> None:
@@ -47,11 +47,11 @@ class Level:
         _functorch._vmap_decrement_nesting()
 
     def mapped(self, samples: Tensor) -> Tensor:
-        """A tensor (B, ...) as a tensor (...) of one sample."""
+        """The tensor (B, ...) as code within the level sees it: as a sample's tensor (...)."""
         return _functorch._add_batch_dim(samples, 0, self.number)
 
     def holds(self, t: Tensor) -> bool:
-        """Whether a tensor was made by :meth:`mapped`, or computed from such tensors."""
+        """Whether a tensor comes from :meth:`mapped`, or was computed from such tensors."""
         return _functorch.is_batchedtensor(t) and _functorch.maybe_get_level(t) == self.number
 
     def samples(self, t: Tensor) -> Tensor:
@@ -67,7 +67,7 @@ class Level:
 
     @contextmanager
     def left(self) -> Iterator[None]:
-        """A context outside of this level and those within, to compute with the tensors (B, ...)."""
+        """A context outside of this level (and of those within), in which one computes with tensors (B, ...)."""
         inner = []
         while (top := _functorch.peek_interpreter_stack()) is not None and top.level() >= self.number:
             inner.append(_functorch.pop_dynamic_layer_stack())
@@ -92,7 +92,7 @@ def innermost(t: Tensor) -> Tensor:
 
 @contextmanager
 def maps_marked(mark: Callable[[Any], Any]) -> Iterator[None]:
-    """A context in which ``mark`` is called on the results of ``torch.vmap``, which modes do not see."""
+    """A context in which ``mark`` is called on the results of ``torch.vmap``, which no mode intercepts."""
     unwrap = vmap._unwrap_batched
 
     def marked(*args: Any, **kwargs: Any) -> Any:
@@ -107,7 +107,7 @@ def maps_marked(mark: Callable[[Any], Any]) -> Iterator[None]:
 
 
 def backward(losses: Tensor, ends: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
-    """Gradients of the sum of ``losses`` by ``ends``, as ``torch.autograd.grad``, but with modes active."""
+    """Gradients of the sum of ``losses`` by ``ends``, like ``torch.autograd.grad``, but with modes active."""
     engine: Any = torch.autograd.Variable._execution_engine
     return engine.run_backward(
         (losses,), (torch.ones_like(losses),), False, False, tuple(ends), True, accumulate_grad=False

@@ -1,8 +1,8 @@
-"""A loss must not write into the model: it would write raw values, which the state_dict would publish.
+"""Refuses a loss that writes into the model: it would write raw values, which the state_dict would publish.
 
-Each pass must also start from the same state. So plain attributes of layers, tensors too, buffers that are not in the
-state_dict (caches), and which parameters require gradients are silently restored after each pass. An autocast
-around the step, as Lightning's, forgets the weights that it has cast: it would not see that a look has moved them.
+Each pass must also start from the same state. So what is not in the state_dict is silently restored after each pass:
+attributes of layers (tensors, too), buffers that are caches, and which parameters require gradients. The cache of an
+autocast around the step, as in Lightning, is cleared, since it would not notice that a look has moved the weights.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ Place = tuple[nn.Module, str]
 
 @contextmanager
 def unchanged(module: nn.Module, *, by_value: bool = False) -> Iterator[None]:
-    """A context for passes: Refused, naming it, if they write into a buffer or parameter, or replace it; restores both.
+    """A context for passes: if they write into a buffer or parameter, or replace it, it restores it and raises Refused.
 
     Buffers are compared by value, since a write through a NumPy array that shares their memory leaves no other trace.
-    Parameters are compared by version counter, and with ``by_value`` by value, too: a loss of samples one at a time may
-    write through ``.data``, which a map refuses.
+    Parameters are compared by version counter, and if ``by_value`` also by value, for samples computed one at a time,
+    whose loss may write through ``.data`` (a map refuses that).
     """
     torch.clear_autocast_cache()
     layers = layers_of(module)
@@ -80,15 +80,15 @@ def unchanged(module: nn.Module, *, by_value: bool = False) -> Iterator[None]:
 
 
 def _containers(layer: nn.Module) -> list[Any]:
-    """The attributes of a layer, and those that are lists, sets or dictionaries, as its buffers are."""
-    if isinstance(layer, torch.jit.ScriptModule):  # which keeps its attributes elsewhere
+    """A layer's ``vars``, and those of its attributes that are lists, sets or dictionaries, as that of its buffers."""
+    if isinstance(layer, torch.jit.ScriptModule):  # it keeps its attributes elsewhere
         return []
     attributes = vars(layer)
     return [attributes, *[held for held in attributes.values() if isinstance(held, (dict, list, set))]]
 
 
 def _plain_tensors(held: Any) -> list[tuple[Any, Tensor]]:
-    """The tensors in a list or dictionary, but parameters, each with its place."""
+    """The plain tensors (no parameters) in a list or dictionary, each with its index or key."""
     if Tensor not in map(type, held.values() if isinstance(held, dict) else held):
         return []
     items = held.items() if isinstance(held, dict) else enumerate(held if isinstance(held, list) else ())
@@ -100,7 +100,7 @@ def _tensors(layers: Iterable[nn.Module], kind: str) -> dict[Place, Tensor]:
 
 
 def _replaced(before: dict[Place, Tensor], layers: list[nn.Module]) -> list[Place]:
-    """The parameters and buffers of the state_dict that are others than before."""
+    """The places of the state_dict that hold other parameters or buffers than before."""
     now = _tensors(layers, "_parameters") | _tensors(layers, "_buffers")
     other = [place for place in before | now if before.get(place) is not now.get(place)]
     return [(layer, name) for layer, name in other if name not in layer._non_persistent_buffers_set]
@@ -114,8 +114,8 @@ def _same_contents(here: Any, before: Any) -> bool:
 
 
 def bits_differ(one: Tensor, other: Tensor) -> bool:
-    """Whether tensors of one shape and type differ in a bit: 0.0 and -0.0 do, equal NaNs do not."""
-    if one.layout != torch.strided:  # of a sparse one the version counter alone tells
+    """Whether two tensors of one shape and type differ in a bit: 0.0 and -0.0 do, equal NaNs do not."""
+    if one.layout != torch.strided:  # for sparse tensors there is only the version counter
         return False
     bits = [t.detach().reshape(-1).contiguous().view(torch.uint8) for t in (one, other)]
     return not torch.equal(*bits)

@@ -3,14 +3,14 @@
 The loss runs once, within a level of ``torch.vmap``, where each tensor of the batch looks like that of one sample. A
 ``TorchFunctionMode`` intercepts every torch operation in it:
 
-* *Layers* that use trained parameters have a rule, see :mod:`hyfreedp.gradients.rules`. It takes the underlying tensor
+* *Known layers* have a rule, see :mod:`hyfreedp.gradients.rules`. It computes the layer on the underlying tensor
   (B, ...), whose dimension 0 is the samples, and keeps what the parameters' gradients need.
 * *Other uses* of a parameter of shape S get a copy for each sample: a leaf (B, *S), whose gradient is per sample.
 * *Decisions of Python* (``if mask.all()``, ``.item()``) are answered if all samples agree, see
   :mod:`hyfreedp.gradients.pieces`.
 
-One backward pass outside of the map then gives all gradients. It also asks for gradients of the parameters themselves:
-if there is one, a parameter was used where nothing was intercepted (in a script, say), and the map is rejected.
+One backward pass outside of the map then gives all gradients. It also asks for gradients of the parameters themselves.
+If there is one, a parameter was used where nothing was intercepted (in a script, say), and the map is rejected.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ _COMPOSED: dict[Any, Callable[..., Any]] = {}
 
 
 def rule(*functions: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Decorate a replacement of torch functions, which is called with the pass, the function and its arguments.
+    """Decorator: the replacement of torch functions, which is called with the pass, the function and its arguments.
 
-    It is called outside of the level and returns a sample's output, or NotImplemented if it does not apply.
+    It is called outside of the level, and returns the output as a sample's tensor, or NotImplemented.
     """
 
     def register(replacement: Callable[..., Any]) -> Callable[..., Any]:
@@ -60,13 +60,13 @@ def rule(*functions: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
 
 def composed(replacement: Callable[..., Any], *functions: Any) -> None:
-    """Register a replacement that computes torch functions by other torch functions, or returns NotImplemented."""
+    """Register a replacement of torch functions that calls other torch functions, or returns NotImplemented."""
     _COMPOSED.update(dict.fromkeys(functions, replacement))
 
 
 @lru_cache
 def _is_ordinary(func: Any) -> bool:
-    """Whether an operation has no rule and nothing else is known of it, so that functorch maps it."""
+    """Whether an operation has no rule and needs nothing special, so that functorch maps it."""
     return func not in _RULES and func not in _COMPOSED and operations.is_ordinary(func)
 
 
@@ -81,11 +81,11 @@ class Pass(Isolated):
     """One forward pass of samples that are mapped together, and its backward pass.
 
     Args:
-        trained: parameters whose gradients are taken; empty if only losses are needed.
+        trained: the parameters to take gradients of; empty if only losses are needed.
         size: number of samples B.
-        decisions: what is known of the samples' decisions.
+        decisions: the known answers of the samples to decisions of Python.
         memory_budget: bytes that per-sample gradients, and copies of parameters, may take.
-        sharing: how many samples share it, as far as the gradients' forms are concerned; public. None: ``size``.
+        sharing: the public number of samples that share this memory, for the form of gradients. None: ``size``.
     """
 
     def __init__(
@@ -101,8 +101,8 @@ class Pass(Isolated):
         self.level, self.memory_budget = Level(size), memory_budget
         self._room = memory_budget / (sharing or size)  # bytes left for each sample's gradients
         self.trained = {id(p): p for p in trained}
-        self.anchor = torch.zeros((), requires_grad=True)  # connects layers to the graph whose input needs no gradient
-        self._copies: dict[int, Tensor] = {}  # of parameters, (B, *S), by the parameter's id
+        self.anchor = torch.zeros((), requires_grad=True)  # an input that connects every layer to the graph
+        self._copies: dict[int, Tensor] = {}  # per-sample copies (B, *S) of parameters, by the parameter's id
         self._uses: dict[nn.Parameter, list[PerSampleGradients]] | None = None  # only during the backward pass
         self._raised: BaseException | None = None  # by an operation of the loss
         self._checkpoints = False  # whether the model recomputes activations (gradient checkpointing)
@@ -113,14 +113,14 @@ class Pass(Isolated):
     def losses(self, loss: Callable[[Sequence[Tensor]], Tensor], tensors: Sequence[Tensor]) -> Tensor:
         """The losses (B,) of samples, of which sample i gets row i of each of the ``tensors``.
 
-        Raises Regroup if copies of parameters exceed the memory, or as decisions do; Refused if the loss uses a tensor
-        of an earlier pass or random numbers that are not the run's; and Unmappable, or functorch's error, if the loss
-        cannot be mapped.
+        Raises Regroup if copies of parameters exceed the memory, or if samples decide differently; Refused if the loss
+        uses a tensor of an earlier pass, or random numbers that are not the run's; Unmappable, or an error of
+        functorch, if the loss cannot be mapped.
         """
         if foreign_modes():
             raise Unmappable("a mode around the step, which sees tensors of all samples")
         copies = [t.as_subclass(Tensor).clone() for t in tensors]  # a loss may write into its record
-        # Compiled functions run as they were written; torch._dynamo is imported where there are any.
+        # Compiled functions run uncompiled; torch._dynamo is imported if there are any.
         eager: Any = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
         with eager, functorch.maps_marked(self._marked), self.level:
             value = None
@@ -147,11 +147,11 @@ class Pass(Isolated):
         return values
 
     def of_sample(self, samples: Tensor) -> Tensor:
-        """A tensor (B, ...) as a sample's tensor (...) of this pass."""
+        """The tensor (B, ...) as code within the map sees it: as a sample's tensor (...) of this pass."""
         return self.mark(self.level.mapped(samples))
 
     def samples(self, t: Tensor) -> Tensor | None:
-        """The tensor (B, ...) behind a sample's; a shared tensor is repeated. None if ``t`` is of a map within."""
+        """The tensor (B, ...) behind a sample's tensor ``t``; a shared one is expanded. None if an inner map has it."""
         if self.level.holds(t):
             return self.level.samples(t)
         if self.is_trained(t):
@@ -162,7 +162,7 @@ class Pass(Isolated):
         return id(t) in self.trained
 
     def layer(self, call: Call, backward: Backward, x: Tensor, *, keeps_input: bool = True) -> Tensor:
-        """A sample's output of a layer that has a rule.
+        """The output of a layer that has a rule, as a sample's tensor.
 
         Args:
             call: computes the layer's output from ``x``.
@@ -180,7 +180,7 @@ class Pass(Isolated):
         try:
             return self._intercept(func, args, kwargs or {})
         except BaseException as error:
-            if self._uses is None:  # not in a backward pass, where a checkpoint's recomputation ends by an exception
+            if self._uses is None:  # in a backward pass, a checkpoint's recomputation is ended by an exception
                 self._raised = self._raised or error
             raise
 
@@ -210,9 +210,9 @@ class Pass(Isolated):
         return self._by_functorch(func, args, kwargs, trained)
 
     def _by_functorch(self, func: Any, args: Any, kwargs: dict[str, Any], trained: bool) -> Any:
-        """The result of an operation without a rule, of whose arguments some may be ``trained``."""
+        """The result of an operation without a rule; ``trained``: whether some arguments are trained parameters."""
         if func in operations.REQUIRES_GRADIENT:
-            has = functorch.innermost(args[0]).requires_grad  # of a sample's tensor functorch returns False
+            has = functorch.innermost(args[0]).requires_grad  # for a sample's tensor functorch would return False
             if func == operations.HAS_GRADIENT:
                 return has
             if args[1:] == (has,) or (is_wrapped(args[0]) and args[1:] in ((), (True,))):
@@ -249,7 +249,7 @@ class Pass(Isolated):
         return self._marked(result)
 
     def _check_hooks(self) -> None:
-        """Unmappable if the loss entered what sees the tensors of all samples; a checkpoint's hooks are noted."""
+        """Unmappable if a mode or hooks would see the tensors of all samples; notes the hooks of a checkpoint."""
         if functorch.dispatch_modes() > 0:
             raise Unmappable("a TorchDispatchMode")
         if getattr(functorch.saved_hooks(False)[0], "__module__", "") != "torch.utils.checkpoint":
@@ -257,7 +257,7 @@ class Pass(Isolated):
         self._checkpoints = True
 
     def _check_shared(self, t: Any) -> None:
-        """Refuse a wrapped tensor of another pass; functorch cannot tell, since levels are numbers that it reuses."""
+        """Refuse a wrapped tensor of another pass. (functorch cannot tell passes apart, as it reuses level numbers.)"""
         while is_wrapped(t) and not self.is_own(t):
             if self.level.holds(t):
                 raise Unmappable("what no operation of torch shows, as a compiled script")
@@ -274,13 +274,13 @@ class Pass(Isolated):
         return result
 
     def _repeated(self, arg: Any) -> Any:
-        """An argument of a use without a rule: of a parameter an expanded copy for each sample."""
+        """The argument, in which trained parameters are replaced by their per-sample copies."""
         if self.is_trained(arg):
             return self.of_sample(self._copy(arg))
         return tree_map(self._repeated, arg) if isinstance(arg, (tuple, list, dict)) else arg
 
     def _copy(self, p: Tensor) -> Tensor:
-        """A leaf (B, *S), of which only the gradient takes memory."""
+        """The per-sample copy of a parameter: an expanded leaf (B, *S), so that only its gradient takes memory."""
         if (copy := self._copies.get(id(p))) is None:
             with self.level.left(), torch.enable_grad():
                 copy = p.detach().expand(self.level.size, *p.shape).requires_grad_()
@@ -296,7 +296,7 @@ class Pass(Isolated):
     # -- backward ------------------------------------------------------------------------------------------------------
 
     def gradients(self, losses: Tensor) -> Gradients:
-        """The per-sample gradients of losses (B,) of this pass, without parameters on which no loss depends.
+        """The per-sample gradients of losses (B,) of this pass, of all parameters on which a loss depends.
 
         Unmappable if a parameter was used where nothing was intercepted.
         """
@@ -320,9 +320,9 @@ class Pass(Isolated):
         return {p: add_uses(uses_of_p) for p, uses_of_p in uses.items()}
 
     def add(self, p: nn.Parameter, gradients: PerSampleGradients) -> None:
-        """Add the gradients from one use of ``p``, in the fastest form that the memory left allows.
+        """Add the gradients from one use of ``p``, in the fastest form that the remaining memory allows.
 
-        Forms round differently, so a sample's must not depend on how many others there are: memory is of each.
+        Forms round differently, so the form must not depend on the number of samples: each sample has its own memory.
         """
         if self._uses is None:
             raise Unmappable("a gradient within the loss")
@@ -333,7 +333,7 @@ class Pass(Isolated):
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """A context outside of the level in which nothing is intercepted, even if activations are recomputed."""
+        """A context outside of the level, in which nothing is intercepted, even while activations are recomputed."""
         before, self._paused = self._paused, True
         try:
             with self.level.left():
@@ -360,7 +360,7 @@ class _Layer(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         saved = ctx.saved_tensors  # a checkpoint recomputes them here
         with ctx.one_pass.paused():
-            x = saved[0].detach() if saved else None  # detached, so that the gradients keep no graph alive
+            x = saved[0].detach() if saved else None  # detached, so that gradients keep no graph alive
             return None, None, None, None, ctx.backward_of(x, g, ctx.needs_input_grad[4]), None
 
 

@@ -1,7 +1,7 @@
-"""Pieces of a batch: samples that are mapped together, which have one form and decide alike in Python.
+"""Pieces of a batch: samples that are mapped together, which have the same shapes and decide alike in Python.
 
-Where Python asks for a value (``if mask.all()``), a map has one answer for all its samples. :class:`Decisions` gives it
-if they agree. If not, the piece is split by their answers, and each part is mapped with its answers known.
+Where Python asks for a value (``if mask.all()``), a map needs one answer for all its samples. :class:`Decisions` gives
+it if they agree. If not, the piece is split by their answers, and each part is mapped with its answers known.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from hyfreedp.checks import check_count
 from hyfreedp.data.batches import Group, PhysicalBatchSize, groups_of
 from hyfreedp.errors import Refused
 
-MOST_TOGETHER = 4096  # samples: beyond, float32 sums are off by a clip where all gradients agree
+MOST_TOGETHER = 4096  # samples: of more, float32 sums could be wrong by a clip, if all gradients agree
 Path = tuple[Tensor, ...]  # the answers to the first decisions of Python
 
 
 class Regroup(Exception):
-    """Samples cannot be computed together as they are; ``pieces`` makes others of their piece, the last first."""
+    """A piece cannot be mapped as it is; ``pieces`` makes the pieces to replace it by, the last first."""
 
     def __init__(self, pieces: Callable[[Piece], list[Piece]]) -> None:
         self.pieces = pieces
 
 
 class Decisions:
-    """The answers that the samples of one pass share.
+    """The answers that the samples of one pass have in common.
 
     Args:
-        path: answers to the first decisions, known from an earlier pass; the attribute has those to all so far.
+        path: the answers to the first decisions, known from an earlier pass; later ones are added to the attribute.
         wanted: positions of the samples that decide; None for all.
     """
 
@@ -41,9 +41,9 @@ class Decisions:
         self._wanted = slice(None) if wanted is None else wanted
 
     def answer(self, answers: Tensor) -> Tensor:
-        """The common answer, shape (...), of samples (n, ...) to the next decision; within the path, that from there.
+        """The common answer, shape (...), of the samples' ``answers`` (n, ...) to the next decision.
 
-        Regroup if samples differ, or answer differently than before, because the decision depends on random numbers.
+        Regroup if samples differ, or if they differ from the path, because the decision depends on random numbers.
         """
         answers, path = answers.detach()[self._wanted], self.path
         if self._made < len(path):
@@ -58,7 +58,7 @@ class Decisions:
 
 
 def _agree(answers: Tensor, before: Tensor) -> bool:
-    """Whether all answers equal an earlier one, up to rounding, which differs with the size of a group."""
+    """Whether all answers equal an earlier one, up to rounding, which depends on the size of a group."""
     if answers.dtype != before.dtype or answers.shape[1:] != before.shape:
         return False
     if answers.is_floating_point() or answers.is_complex():
@@ -67,7 +67,7 @@ def _agree(answers: Tensor, before: Tensor) -> bool:
 
 
 def _alike(answers: Tensor) -> list[Tensor]:
-    """Positions, on the CPU, of the samples of each answer, by its bits: 0.0 differs from -0.0, and NaN equals NaN."""
+    """For each answer the positions of its samples, on the CPU. Bits are compared: 0.0 is not -0.0, NaN equals NaN."""
     if len(answers) == 1 or answers[0].numel() == 0:
         return [torch.arange(len(answers))]
     bits = answers.contiguous().reshape(len(answers), -1).view(torch.uint8)
@@ -81,11 +81,11 @@ class Piece:
 
     Attributes:
         group: the samples.
-        path: their common answers to the first decisions.
-        wanted: positions in the group of the samples whose results count; None for all.
-        name: names the random numbers of another piece, which this one repeats; None for its own.
-        again: computes these samples with the random numbers by which they decided, if a decision depends on such. So
-            they keep those from which their answers came, in any batch.
+        path: their known answers to the first decisions, equal for all.
+        wanted: positions in the group of the samples whose results are used; None for all.
+        name: the name of another piece's random numbers, if this piece repeats them; None: it has its own.
+        again: the piece to compute instead if a decision depends on random numbers: it computes these samples with the
+            numbers from which their answers came.
         alone: whether it is one sample that was computed without a map.
     """
 
@@ -98,7 +98,7 @@ class Piece:
 
     @property
     def positions(self) -> Tensor:
-        """Positions in the group of the samples whose results count."""
+        """Positions in the group of the samples whose results are used."""
         return torch.arange(len(self.group)) if self.wanted is None else self.wanted
 
     @property
@@ -108,11 +108,11 @@ class Piece:
 
     @property
     def stream(self) -> tuple[int, int]:
-        """The name of its random numbers: position of its first sample, and number of known decisions."""
+        """The name of its random numbers: the first sample's position in the batch, and the number of known answers."""
         return self.name or (int(self.group.rows[0]), len(self.path))
 
     def split(self, parts: list[tuple[Path, Tensor]]) -> list[Piece]:
-        """One piece for each path, with the samples that go it, given by their numbers among those that count."""
+        """One piece for each path and the samples with these answers, given by their places in :attr:`positions`."""
         made = []
         for path, numbers in reversed(parts):
             chosen = self.positions[numbers]
@@ -125,7 +125,7 @@ class Piece:
         return [Piece(self.group.take(some), self.path) for some in reversed(self.positions.split(size))]
 
     def repeated(self) -> list[Piece]:
-        """The piece ``again``; Refused if this one was cut."""
+        """[``again``]; Refused if there is none, since the piece was cut."""
         if self.again is None:
             raise Refused(
                 "a decision of Python depends on random numbers, among samples that are too many for the memory: set "
@@ -139,11 +139,11 @@ class Partition:
     """The samples of a batch, divided into pieces, which a pass replaces by smaller ones if it must split them.
 
     Attributes:
-        pieces: that a pass begins with; after it, those that it computed.
-        begin: seeds the random numbers of a piece (attempt 0), or of a sample that is computed alone (attempts 1, 2,
-            ...). By default they go on.
-        coin: whether to check that the loss keeps nothing of a sample for later ones, if Python saw anything of them;
-            it is always checked if samples were computed alone, where it costs little. None: never.
+        pieces: those with which a pass begins; after it, those that it has computed.
+        begin: called with a piece and 0, or with a sample computed alone and attempt 1, 2, ..., to seed its random
+            numbers. By default they are not seeded.
+        coin: decides whether to check that the loss has kept nothing of a sample, if Python code saw anything of them.
+            If samples were computed alone this is always checked, since it costs little. None: never.
     """
 
     pieces: list[Piece]
@@ -152,9 +152,9 @@ class Partition:
 
     @classmethod
     def of(cls, batch: Any, size: PhysicalBatchSize = None) -> Partition:
-        """A batch in pieces of at most ``size`` samples; a partition stays as it is.
+        """A batch in pieces of at most ``size`` samples; a partition is returned as it is.
 
-        A function is called with each group's first record. No piece has more than :data:`MOST_TOGETHER` samples.
+        If ``size`` is a function, it gets each group's first record. A piece has at most :data:`MOST_TOGETHER` samples.
         """
         if isinstance(batch, Partition):
             return batch
@@ -167,7 +167,7 @@ class Partition:
         return cls(made)
 
     def in_order(self, parts: Sequence[Tensor], device: torch.device) -> Tensor:
-        """Values of each piece's samples, joined in the order of the batch, shape ``(B,)``."""
+        """The values of all pieces' samples, in the order of the batch, shape ``(B,)``."""
         if not parts:
             return torch.zeros(0, dtype=torch.float64, device=device)
         joined = torch.cat(list(parts))

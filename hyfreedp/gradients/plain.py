@@ -1,9 +1,9 @@
-"""A check, at the first step, that the loss of a batch is made of its records' losses.
+"""A check, at the first step, that the loss of a batch follows from the losses of its records.
 
-The loss is mapped over records, each a batch of its own. A computation *across* a batch silently becomes something else
-then: a subtracted mean over the batch is the record itself, there are no in-batch negatives, and attention along the
-wrong dimension sees one token. That is private but useless. So at the first step a few records are also computed as a
-plain batch. This protects the user from mistakes, not privacy: its only result is an error or none.
+The loss is mapped over records, each a batch of its own. So a computation *across* a batch silently becomes something
+else: the mean over the batch is the record itself, there are no in-batch negatives, and attention along the wrong
+dimension sees one token. That is private but useless. So at the first step a few records are also computed as a plain
+batch. This protects users from mistakes, not their data: the only result is an error or none.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _COMPARED_RECORDS = 3
 
 @torch.no_grad()
 def check_plain_loss(samples: StepBatch, key: bytes) -> bool:
-    """Refuse a loss whose value for a batch is neither its records' losses nor a (weighted) sum or mean of them.
+    """ValueError if the loss of a batch is neither its records' losses nor a (weighted) sum or mean of them.
 
-    It is computed in eval mode, with random numbers of ``key``. Losses that draw random numbers or take a single record
-    only cannot be compared. ValueError if the losses differ, or if the loss takes several records, but fails for one.
+    It is computed in eval mode, with random numbers of ``key``. A loss that draws random numbers or takes only single
+    records cannot be compared, and passes. ValueError, too, if the loss takes several records but fails for one.
 
     Returns:
-        Whether the check is done, so that the next step need not repeat it: False if there were too few records.
+        Whether the check is done; False if there were too few records, so that the next step must repeat it.
     """
     if samples.owners:
         return True
@@ -89,7 +89,7 @@ def check_plain_loss(samples: StepBatch, key: bytes) -> bool:
 
 
 def _outside(value: Tensor | None, alone: Tensor) -> bool:
-    """Whether a number cannot be a weighted mean of others, as it is outside of their range."""
+    """Whether a number is outside of the range of others, so that it cannot be their weighted mean."""
     slack = 1e-5 + 1e-3 * alone.abs().max()
     return value is not None and not bool(alone.min() - slack <= value <= alone.max() + slack)
 

@@ -1,4 +1,4 @@
-"""LSTM, GRU and RNN as linear maps, one time step after the other, instead of PyTorch's fused kernels."""
+"""LSTM, GRU and RNN by linear maps, one time step after the other, instead of PyTorch's fused kernels."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def unrolled(
     bidirectional: bool,
     batch_first: bool,
 ) -> Any:
-    """``torch.lstm``, ``gru``, ``rnn_tanh`` or ``rnn_relu``, named by ``mode``, of inputs (B, T, I), by linear maps.
+    """``torch.lstm``, ``gru``, ``rnn_tanh`` or ``rnn_relu``, as ``mode`` says, of inputs (B, T, I), by linear maps.
 
     Returns outputs, last hidden states and, for an LSTM, last cell states; NotImplemented for a packed sequence.
     """
-    if not isinstance(has_biases, bool):  # the overload for packed sequences, which has other arguments
+    if not isinstance(has_biases, bool):  # the overload for packed sequences has other arguments
         return NotImplemented
     x = input if batch_first else input.transpose(0, 1)
     starts: list[State] = list(zip(*hx, strict=True)) if mode == "lstm" else [(h,) for h in hx]
@@ -58,9 +58,9 @@ def unrolled(
 
 
 def recurrence(inputs: Tensor, weight: Any, bias: Any, projection: Any, mode: str, *state: Tensor) -> State:
-    """The outputs (B, T, H) and the last state, from what the inputs contribute to the gates, (B, T, G H).
+    """The outputs (B, T, H) and the last state, from ``inputs``: their contributions to the G gates, (B, T, G H).
 
-    A torch function, which has a rule. An LSTM may have a ``projection`` of its hidden states.
+    It can be overridden like a function of torch, and has a rule. An LSTM may have a ``projection`` of hidden states.
     """
     if has_torch_function((inputs, *state)):
         return handle_torch_function(recurrence, (inputs, *state), inputs, weight, bias, projection, mode, *state)
@@ -68,7 +68,7 @@ def recurrence(inputs: Tensor, weight: Any, bias: Any, projection: Any, mode: st
 
 
 def _steps(inputs: Tensor, shifts: Tensor, weight: Tensor, projection: Any, mode: str, state: State) -> State:
-    """Of :func:`recurrence`, with the bias for each sample and time step, (B, T, G H)."""
+    """As :func:`recurrence`, given ``shifts``, the bias for each sample and time step, (B, T, G H)."""
     constant = shifts if mode == "gru" else inputs + shifts
     outputs = []
     for from_input, one in zip(inputs.unbind(1), constant.unbind(1), strict=True):
@@ -79,7 +79,7 @@ def _steps(inputs: Tensor, shifts: Tensor, weight: Tensor, projection: Any, mode
 
 
 def _shifts(inputs: Tensor, bias: Tensor | None) -> Tensor:
-    """The bias for each sample and time step, in a tensor like the inputs."""
+    """The bias for each sample and time step, in the shape of the inputs."""
     return torch.zeros_like(inputs) if bias is None else torch.zeros_like(inputs) + bias
 
 
@@ -87,9 +87,9 @@ def _shifts(inputs: Tensor, bias: Tensor | None) -> Tensor:
 def _recurrence(
     one_pass: Pass, func: Any, inputs: Tensor, weight: Any, bias: Any, projection: Any, mode: str, *state: Tensor
 ) -> Any:
-    """Computes time steps outside of the map, which would slow each; inputs are (B, R, T, G H), with R rows of each.
+    """Computes time steps outside of the map, which would slow down each; inputs are (B, R, T, G H), R rows per sample.
 
-    The gradients by the shifts are those by what the hidden states contribute to the gates.
+    The gradients by the shifts equal those by the contributions of the hidden states to the gates.
     """
     x, starts = given(one_pass, inputs, weight, bias), [one_pass.samples(one) for one in state]
     before = [one.flatten(0, 1) for one in starts if one is not None]
@@ -120,9 +120,9 @@ def cell_step(
 
 
 def _cell(mode: str, from_input: Tensor, gates: Tensor, state: State) -> State:
-    """The next state, before any projection, from what input and last state contribute to the gates, (B, G H).
+    """The next state, before any projection, from the contributions (B, G H) of input and last state to the gates.
 
-    ``gates`` is the sum of both, but for a GRU, whose candidate needs them apart: there it is that of the state.
+    ``gates`` is their sum. For a GRU, whose candidate needs them apart, it is the contribution of the state only.
     """
     if mode == "lstm":
         input_gate, forget_gate, _, output_gate = gates.sigmoid().chunk(4, 1)

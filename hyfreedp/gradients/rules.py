@@ -1,12 +1,12 @@
 """Rules for known layers: compute them on the plain tensors of all samples, and keep what parameter gradients need.
 
-A rule replaces a torch function within a :class:`~.mapped.Pass` if the function gets trained parameters as they are: it
-computes the layer on the tensors (B, ...) behind the samples'. To add one, decorate a function with
-:func:`~.mapped.rule` that calls :meth:`~.mapped.Pass.layer` with the layer and its backward pass. No rule is needed for
-correctness: a parameter without one gets a copy for each sample, which is as fast for positions or scales.
+Within a :class:`~.mapped.Pass` a rule replaces a torch function whose arguments are trained parameters: it computes the
+layer on the tensors (B, ...) behind the samples' tensors. To add one, decorate a function with :func:`~.mapped.rule`
+that calls :meth:`~.mapped.Pass.layer` with the layer and its backward pass. Rules are for speed only: without one, a
+parameter gets a copy for each sample, which is as fast for positions or scales.
 
-Here are those of linear maps, tables, norms and losses; convolutions, attention and recurrent layers have modules
-of their own.
+This file has the rules of linear maps, tables, norms and losses; convolutions, attention and recurrent layers have
+files of their own.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from hyfreedp.gradients.mapped import Pass, Unmappable, composed, rule
 from hyfreedp.gradients.per_sample import Instantiated, products, sum_to, widened
 from hyfreedp.gradients.tables import EmbeddingRows
 
-_INPUT_ONLY = (True, False, False)  # the gradients that torch's backward passes compute
+_INPUT_ONLY = (True, False, False)  # which gradients a backward function of torch computes: the input's
 
 
 def given(one_pass: Pass, x: Tensor, *parameters: Tensor | None) -> Tensor | None:
-    """The samples (B, ...) of x, if a parameter is trained and all others are constants for all samples; else None."""
+    """The samples (B, ...) of x, if a parameter is trained and the others are constants, equal for all; else None."""
     others: list[Any] = [p for p in parameters if p is not None and not one_pass.is_trained(p)]
     if any(map(one_pass.is_trained, parameters)) and not any(is_wrapped(p) or p.requires_grad for p in others):
         return one_pass.samples(x)
@@ -35,7 +35,7 @@ def given(one_pass: Pass, x: Tensor, *parameters: Tensor | None) -> Tensor | Non
 
 
 def held(one_pass: Pass, x: Any, *parameters: Any) -> Tensor | None:
-    """The samples (B, ...) of x, if no parameter's gradient is wanted (functorch takes some apart); else None."""
+    """The samples (B, ...) of x, if no parameter is trained; else None. (functorch would decompose some layers.)"""
     frozen = not any(is_wrapped(p) or one_pass.is_trained(p) for p in parameters)
     return one_pass.level.samples(x) if frozen and one_pass.level.holds(x) and x.dim() > 0 else None
 
@@ -100,7 +100,7 @@ def _embedding(
 
 
 def _embedding_of_samples(input: Tensor, weight: Tensor, padding_idx: int | None = None, **named: Any) -> Any:
-    """Rows of a table that each sample has its own of: functorch takes ids outside of it for rows of other samples."""
+    """Rows of a table of each sample's own: for ids outside of it functorch would return rows of other samples."""
     if not is_wrapped(weight) or named["max_norm"] is not None or named["scale_grad_by_freq"]:
         return NotImplemented
     rows = weight[input]
@@ -110,7 +110,7 @@ def _embedding_of_samples(input: Tensor, weight: Tensor, padding_idx: int | None
 
 
 def _mapped_if(fits: Callable[..., bool]) -> Callable[..., Any]:
-    """Maps an operation only where its arguments fit: functorch can take the samples for a dimension of one sample."""
+    """Maps an operation only if its arguments fit, since functorch can take the samples for a sample's dimension."""
 
     def checked(*args: Any, **named: Any) -> Any:
         if not fits(*args, **named):
@@ -166,7 +166,7 @@ def _layer_norm(
 def _group_norm(
     one_pass: Pass, func: Any, input: Tensor, groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5
 ) -> Any:
-    """Of inputs (B, R, C, ...), with R rows of each sample."""
+    """Of inputs (B, R, C, ...): each sample is a batch of R rows."""
     x = _given_plain(one_pass, input, weight, bias)
     if x is None or x.dim() < 4:
         return NotImplemented
@@ -198,7 +198,7 @@ def _group_norm(
 
 @rule(F.batch_norm)
 def _batch_norm(one_pass: Pass, func: Any, input: Tensor, mean: Any, var: Any, **named: Any) -> Any:
-    """Of constants it is an affine map, which functorch would take apart; inputs are (B, R, C, ...)."""
+    """By constant statistics, an affine map, which functorch would decompose; inputs are (B, R, C, ...)."""
     weight, bias = named["weight"], named["bias"]
     x = held(one_pass, input, mean, var, weight, bias)
     if named["training"] or x is None or x.dim() < 3:
@@ -210,7 +210,7 @@ def _batch_norm(one_pass: Pass, func: Any, input: Tensor, mean: Any, var: Any, *
 
 
 def _given_plain(one_pass: Pass, input: Tensor, weight: Any, bias: Any) -> Tensor | None:
-    """As :func:`given`, if all tensors have one type that autocast leaves as it is; else None."""
+    """As :func:`given` if all tensors have one type and there is no autocast; else None."""
     types = {t.dtype for t in (input, weight, bias) if t is not None}
     if len(types) > 1 or torch.is_autocast_enabled(input.device.type):
         return None
@@ -222,7 +222,7 @@ def _given_plain(one_pass: Pass, input: Tensor, weight: Any, bias: Any) -> Tenso
 
 @rule(F.cross_entropy)
 def _cross_entropy(one_pass: Pass, func: Any, input: Any, target: Any, weight: Any = None, **named: Any) -> Any:
-    """Computes all samples at once: functorch decomposes it in Python, which is slow and needs a second of imports."""
+    """All samples at once: functorch would decompose it in Python, which is slow and takes a second of imports."""
     x, y = one_pass.samples(input), one_pass.samples(target)
     reduction = named.pop("reduction", "mean")
     if x is not None and y is not None and x.dim() == 2 and y.dim() >= 2:

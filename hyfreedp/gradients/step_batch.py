@@ -18,25 +18,25 @@ from hyfreedp.noise import NoiseGenerator
 from hyfreedp.noise.random_states import seed_random_states
 
 Weights = Callable[[Any], Tensor] | None
-_MEMORY_CHECK_SHARE = 0.1  # of the batches in which samples determined a decision of Python
+_MEMORY_CHECK_SHARE = 0.1  # share of the batches with decisions of Python that are checked for memory of samples
 
 
 class StepBatch:
-    """One batch and its loss function. Results have shape ``(B,)``, in the order of the batch, also if B is 0.
+    """One batch and its loss function. Results have shape ``(B,)``, B >= 0, in the order of the batch.
 
     Args:
         loss: maps one record, as ``collate_fn([record])`` returns it, to one number.
         batch: what the loader yielded, or a plain structure of tensors whose dimension 0 is the samples.
-        engine: of the model.
-        max_physical_batch_size: the most samples mapped together, or a function of one sample that returns it.
-        generator: of torch's random numbers, for each piece its own.
-        coins: key of NumPy's and Python's random numbers, which samples of a map share, so all pieces must share them.
+        engine: the model's gradient engine.
+        max_physical_batch_size: the most samples mapped together, or a function from one sample to it.
+        generator: source of torch's random numbers, different ones for each piece.
+        coins: key of NumPy's and Python's random numbers. All samples of a map share these, so all pieces must, too.
         weights: maps one record to its weight, one number in [0, 1].
 
     Attributes:
-        loss: of one sample: a record, or an owner, whose loss is the mean over its records.
+        loss: the loss of one sample: of a record, or the mean over an owner's records.
         owners: whether samples are owners.
-        partition: the samples in pieces as memory allows, from which each pass begins.
+        partition: the pieces that memory allows, with which each pass begins.
         weights: float64, shape ``(B,)``, on the model's device; None if all are 1.
     """
 
@@ -55,7 +55,7 @@ class StepBatch:
         self.loss = _of_sample(loss, self.owners)
         self.engine, self._generator, self._coins = engine, generator, coins
         self.partition = Partition.of(batch, max_physical_batch_size)
-        self._passes = 0  # so far, each with random numbers of its own
+        self._passes = 0  # the number of passes so far; each has its own random numbers
         self.weights = None
         if weights is not None:
             check_function("weights", weights)
@@ -67,15 +67,16 @@ class StepBatch:
         return self.engine.losses(self.loss, replace(self.new_pass(), coin=None)).double()
 
     def weighted(self, losses: Tensor) -> Tensor:
-        """Losses, shape ``(..., B)``, times the weights; 0 for a sample of weight 0, even if its loss is not finite."""
+        """Losses (..., B) times the weights; 0 for a sample of weight 0, even if its loss is not finite."""
         if self.weights is None:
             return losses
         return (losses * self.weights).masked_fill(self.weights == 0, 0.0)
 
     def new_pass(self) -> Partition:
-        """A partition that a pass may split, with random numbers of its own; passes share neither.
+        """A partition for one pass, which may split it, with random numbers of its own.
 
-        Else a record that splits a piece in one pass alone changes whether others' masks are those of another.
+        If passes shared these, a record that splits a piece in one pass only would change whether the dropout masks of
+        others are the same in two passes.
         """
         number, self._passes = self._passes, self._passes + 1
 
@@ -91,7 +92,7 @@ class StepBatch:
 
 
 def _of_sample(function: Loss, owners: bool) -> Loss:
-    """A loss or weight function of a sample, from one of a record: an owner's is the mean over its records."""
+    """The function (loss or weight) of a sample, from that of a record: for an owner the mean over the records."""
     if not owners:
         return function
     return lambda records: torch.stack([widened(one_number(function(record))) for record in records]).mean()

@@ -1,4 +1,4 @@
-"""Refuses what cannot be trained privately: layers that depend on the batch, or write into the model."""
+"""Refuses models that cannot be trained privately: with layers that mix samples, or write into the model."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from hyfreedp.pytorch.layers import layers_of, parameters_of
 
 
 def check_module(module: nn.Module) -> None:
-    """Refuse a module whose training cannot be made private: before a run, and at every step, since it may change.
+    """ValueError for a module that cannot be trained privately. Called before a run, and at every step: it may change.
 
-    The ValueError names layers with the fix, or says that nothing is trainable, that trained parameters are complex or
-    have hooks, or that float32 products are rounded. A frozen batch norm in eval mode is a fixed affine map and passes.
+    The message names the layers and the remedy, or says that nothing is trainable, that trained parameters are complex
+    or have hooks, or that float32 products are rounded. A frozen batch norm in eval mode, an affine map, is allowed.
     """
     if rounds_products():
         raise ValueError(
