@@ -68,6 +68,7 @@ class GradientEngine:
         self.memory_budget = check_count("memory_budget", memory_budget, 0)
         self._sharing = min(check_count("sharing", sharing, 1), MOST_TOGETHER)
         self.fallback_reason: str | None = None
+        self._own_factories = False
         self._sums: dict[nn.Parameter, Tensor] = {}
 
     @property
@@ -143,6 +144,10 @@ class GradientEngine:
             except (Refused, torch.OutOfMemoryError, MemoryError):
                 raise
             except Exception as error:
+                if not self._own_factories and _writes_into_fresh(error):
+                    self._own_factories = True
+                    todo.append(piece)
+                    continue
                 reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
             seen = seen or bool(decisions.path) or piece.group.has_values
             if result is not None:
@@ -191,8 +196,8 @@ class GradientEngine:
         self, loss: Loss, piece: Piece, decisions: Decisions, trained: Sequence[nn.Parameter], *, backward: bool = True
     ) -> tuple[Tensor, Gradients]:
         """Losses (n,) and gradients of a piece by one map."""
-        group = piece.group
-        one_pass = Pass(trained, len(group), decisions, memory_budget=self.memory_budget, sharing=self._sharing)
+        group, budget, own = piece.group, self.memory_budget, self._own_factories
+        one_pass = Pass(trained, len(group), decisions, memory_budget=budget, sharing=self._sharing, own_factories=own)
         with unchanged(self.module), masks_traced():
             losses = one_pass.losses(lambda tensors: one_number(loss(group.record(tensors))), group.tensors)
             gradients = one_pass.gradients(losses) if trained and backward else {}
@@ -274,3 +279,9 @@ def one_number(value: Any) -> Tensor:
     if value.dtype.is_complex:
         raise Refused("loss must return a real number, got a complex one: return its absolute value")
     return value.reshape(())  # an operation that the pass intercepts, so that it refuses a tensor of another pass
+
+
+def _writes_into_fresh(error: Exception) -> bool:
+    """Whether the loss wrote a sample's value into a new tensor, made by ``torch.zeros`` and the like."""
+    texts = ("doesn't match the broadcast shape", "more elements than `self`", "inplace randomness on an unbatched")
+    return any(text in str(error) for text in texts)

@@ -86,6 +86,8 @@ class Pass(Isolated):
         decisions: the known answers of the samples to decisions of Python.
         memory_budget: bytes that per-sample gradients, and copies of parameters, may take.
         sharing: the public number of samples that share this memory, for the form of gradients. None: ``size``.
+        own_factories: whether tensors from ``torch.zeros`` and the like get a copy for each sample, so that the loss
+            may write samples' values into them.
     """
 
     def __init__(
@@ -96,12 +98,14 @@ class Pass(Isolated):
         *,
         memory_budget: int,
         sharing: int | None = None,
+        own_factories: bool = False,
     ) -> None:
         super().__init__(decisions or Decisions())
         self.level, self.memory_budget = Level(size), memory_budget
         self._room = memory_budget / (sharing or size)  # bytes left for each sample's gradients
         self.trained = {id(p): p for p in trained}
         self.anchor = torch.zeros((), requires_grad=True)  # an input that connects every layer to the graph
+        self._own_factories = own_factories
         self._copies: dict[int, Tensor] = {}  # per-sample copies (B, *S) of parameters, by the parameter's id
         self._uses: dict[nn.Parameter, list[PerSampleGradients]] | None = None  # only during the backward pass
         self._raised: BaseException | None = None  # by an operation of the loss
@@ -242,7 +246,7 @@ class Pass(Isolated):
                 return result  # a size or a type
             args, kwargs = self._repeated(tuple(args)), self._repeated(kwargs)
         result = func(*args, **kwargs)
-        if func in operations.FACTORIES and not is_wrapped(result):  # each sample's own, as it may be written into
+        if self._own_factories and func in operations.FACTORIES and not is_wrapped(result):
             with self.level.left():
                 own = result.expand(self.level.size, *result.shape).clone()
             return self.of_sample(own)
