@@ -74,29 +74,28 @@ def check_plain_loss(samples: StepBatch, key: bytes) -> bool:
             return True
         if not _same(plain, batch_loss(all_rows, key + b"again")) or not bool(alone.isfinite().all()):
             return True  # the loss draws random numbers, or is not finite
-        wrong: list[int] | None = all_rows
-        if len(plain) == 1:
-            pairs = [[i, j] for i in all_rows for j in all_rows[i:]]
-            wrong = next((rows for rows in pairs if _outside(batch_loss(rows), alone[rows])), None)
-    if wrong is not None:
-        raise ValueError(
-            f"the loss of a batch must be made of its records' losses alone, but of {len(wrong)} together it is "
-            f"{_listed(batch_loss(wrong))}, and theirs are {_listed(alone[wrong])}. Each is computed as a batch of its "
-            "own, so that none sees another: a mean or statistic over the batch, in-batch negatives, or a layer that "
-            "takes another dimension for the batch's (batch_first=False) give something else then"
-        )
+        pairs = [[i, j] for i in all_rows for j in all_rows[i:]]
+        for rows in pairs if len(plain) == 1 else [all_rows]:
+            value = batch_loss(rows)
+            if value is not None and (len(value) > 1 or _outside(value, alone[rows])):
+                raise ValueError(
+                    f"the loss of a batch must be made of its records' losses alone, but of {len(rows)} together it is "
+                    f"{_listed(value)}, and theirs are {_listed(alone[rows])}. Each is computed as a batch of its own, "
+                    "so that none sees another: a mean or statistic over the batch, in-batch negatives, or a layer "
+                    "that takes another dimension for the batch's (batch_first=False) give something else then"
+                )
     return True
 
 
-def _outside(value: Tensor | None, alone: Tensor) -> bool:
+def _outside(value: Tensor, alone: Tensor) -> bool:
     """Whether a number is outside of the range of others, so that it cannot be their weighted mean."""
     slack = 1e-5 + 1e-3 * alone.abs().max()
-    return value is not None and not bool(alone.min() - slack <= value <= alone.max() + slack)
+    return not bool(alone.min() - slack <= value <= alone.max() + slack)
 
 
 def _same(one: Tensor, other: Tensor | None) -> bool:
     return other is not None and one.shape == other.shape and torch.allclose(one, other, 1e-3, 1e-5, equal_nan=True)
 
 
-def _listed(values: Tensor | None) -> str:
-    return "" if values is None else ", ".join(f"{one:.6g}" for one in values.tolist())
+def _listed(values: Tensor) -> str:
+    return ", ".join(f"{one:.6g}" for one in values.tolist())
