@@ -48,10 +48,6 @@ class PerSampleGradients(ABC):
         """
 
     @abstractmethod
-    def instantiate(self) -> Tensor:
-        """All gradients, shape (B, *S)."""
-
-    @abstractmethod
     def select(self, samples: Tensor | slice) -> PerSampleGradients:
         """The gradients of some samples, by their positions (n,), a boolean mask (B,) or a slice."""
 
@@ -142,7 +138,7 @@ class OuterProducts(PerSampleGradients):
     def select(self, samples: Tensor | slice) -> OuterProducts:
         return OuterProducts(self.left[samples], self._source[samples], self._made)
 
-    def cheaper(self, memory: float) -> PerSampleGradients:
+    def cheaper(self, memory: float) -> OuterProducts | Instantiated:
         p, d = self.left.shape[2], self.right.shape[2]
         fits = p * d * max(4, self.left.element_size()) <= memory
         return self if keeps_factors(self.left.shape[1], p, d, fits) else Instantiated(self.instantiate())

@@ -53,9 +53,6 @@ class EmbeddingRows(PerSampleGradients):
         table = sums.new_zeros(self.entries, sums.shape[-1])
         return table.index_add_(0, ids.flatten(), (sums * weights.to(sums.dtype)[:, None, None]).flatten(0, 1))
 
-    def instantiate(self) -> Tensor:
-        return self.added_to(widened(self.rows).new_zeros(len(self.ids), self.entries, self.rows.shape[-1]))
-
     def added_to(self, tables: Tensor) -> Tensor:
         """The sum of these gradients and others of shape (B, entries, d), in float32 or wider."""
         return widened(tables).scatter_add(1, self.ids[..., None].expand_as(self.rows), widened(self.rows))
@@ -94,9 +91,6 @@ class TiedTable(PerSampleGradients):
     def weighted_sum(self, weights: Tensor) -> Tensor:
         return self.embedding.weighted_sum(weights) + self.head.weighted_sum(weights)
 
-    def instantiate(self) -> Tensor:
-        return self.embedding.added_to(self.head.instantiate())
-
     def select(self, samples: Tensor | slice) -> TiedTable:
         return TiedTable(self.embedding.select(samples), self.head.select(samples))
 
@@ -110,21 +104,18 @@ def add_uses(uses: Sequence[PerSampleGradients]) -> PerSampleGradients:
         return uses[0]
     heads = [use for use in uses if isinstance(use, OuterProducts)]
     embeddings = [use for use in uses if isinstance(use, EmbeddingRows)]
-    parts = [use for use in uses if not isinstance(use, (OuterProducts, EmbeddingRows))]
+    parts: list[Instantiated | OuterProducts] = [use for use in uses if isinstance(use, Instantiated)]
     if heads:
         joined = OuterProducts(torch.cat([h.left for h in heads], 1), torch.cat([h.right for h in heads], 1))
         parts.append(joined.cheaper(0))
-    if not embeddings:
-        return parts[0] if len(parts) == 1 else Instantiated(_added(parts))
-    ids, rows = torch.cat([e.ids for e in embeddings], 1), torch.cat([e.rows for e in embeddings], 1)
-    table = EmbeddingRows(ids, rows, embeddings[0].entries)
-    if not parts:
-        return table
-    if len(parts) == 1 and isinstance(parts[0], OuterProducts):
-        return TiedTable(table, parts[0])
-    return Instantiated(table.added_to(_added(parts).unflatten(1, (table.entries, -1))))
-
-
-def _added(parts: Sequence[PerSampleGradients]) -> Tensor:
-    """The sums of gradients of one parameter, (B, entries of S)."""
-    return reduce(torch.add, (part.instantiate().flatten(1) for part in parts))
+    if embeddings:
+        ids, rows = torch.cat([e.ids for e in embeddings], 1), torch.cat([e.rows for e in embeddings], 1)
+        table = EmbeddingRows(ids, rows, embeddings[0].entries)
+        if not parts:
+            return table
+        if len(parts) == 1 and isinstance(parts[0], OuterProducts):
+            return TiedTable(table, parts[0])
+    elif len(parts) == 1:
+        return parts[0]
+    added = reduce(torch.add, (part.instantiate().flatten(1) for part in parts))  # (B, entries of S)
+    return Instantiated(table.added_to(added.unflatten(1, (table.entries, -1))) if embeddings else added)
