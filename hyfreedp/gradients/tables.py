@@ -1,4 +1,4 @@
-"""Per-sample gradients of a table of embeddings, and of parameters that one forward pass uses several times."""
+"""Per-sample gradients of an embedding table, and of parameters that one forward pass uses several times."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class EmbeddingRows(PerSampleGradients):
 
     @cached_property
     def _summed(self) -> tuple[Tensor, Tensor]:
-        """The ids (B, T) in order, and rows (B, T, d): the first of equal ids has their sum, others have zeros.
+        """Each sample's ids in order, (B, T), and rows (B, T, d): at the first of equal ids their sum, else zeros.
 
-        Norms and sums, of some samples too, are made of these: rows cancel in both, in whatever order a device adds.
+        Norms and weighted sums (also of some samples) both use these, so that rows cancel in both or in neither.
         """
         samples = torch.arange(len(self.ids), device=self.ids.device)
         pairs = (self.ids + self.entries * samples[:, None]).flatten()
@@ -43,7 +43,7 @@ class EmbeddingRows(PerSampleGradients):
     def squared_norms(self) -> Tensor:
         ids, sums = self._summed
         squares = squared_row_norms(sums.flatten(0, 1))
-        if ids.shape[1] > SQUARES // 8:  # they are added one by one, not by the eight lanes of a processor
+        if ids.shape[1] > SQUARES // 8:  # index_add_ adds them one by one, not in eight lanes
             squares = squares.double()
         owners = torch.arange(len(ids), device=ids.device).repeat_interleave(ids.shape[1])
         return squares.new_zeros(len(ids)).index_add_(0, owners, squares).to(sums.dtype)
@@ -70,9 +70,9 @@ class TiedTable(PerSampleGradients):
 
     @cached_property
     def squared_norms(self) -> Tensor:
-        """<head_i, embedding_i> = sum_ts left_it[id_is] <right_it, row_is> is added twice, with its rounding.
+        """Both squares, plus 2 <head_i, embedding_i> = 2 sum_ts left_it[id_is] <right_it, row_is> with its rounding.
 
-        Uses that cancel count as a quarter of what they are: the sums over samples are of each use alone, and round so.
+        Where the two uses cancel, at least a quarter of both squares counts: each use is summed, and rounded, apart.
         """
         ids, rows = self.embedding.ids, widened(self.embedding.rows)
         left, right = widened(self.head.left), widened(self.head.right)
@@ -96,7 +96,7 @@ class TiedTable(PerSampleGradients):
 
 
 def add_uses(uses: Sequence[PerSampleGradients]) -> PerSampleGradients:
-    """The gradients of a parameter that one forward pass used several times: sums over the uses of each sample.
+    """The gradients of a parameter that one forward pass used several times: for each sample the sum over its uses.
 
     Outer products of several uses are concatenated, like tokens of a longer sequence.
     """
