@@ -14,7 +14,7 @@ from hyfreedp.experiments.benchmark import efficiency
 from hyfreedp.experiments.store import plots, verdicts
 from hyfreedp.experiments.store.paths import RESULTS, ROOT
 from hyfreedp.experiments.store.verdicts import Verdict
-from hyfreedp.experiments.tables import control, image_classification, looks, paper, small_tasks
+from hyfreedp.experiments.tables import control, image_classification, language_generation, looks, paper, small_tasks
 
 
 @pytest.mark.parametrize(
@@ -52,8 +52,7 @@ def test_so_many_places_decide_as_are_said_to(values, mark):
 
 
 def test_figures_are_of_the_records_of_today():
-    made = {path.stem: json.loads(path.read_text()) for path in (ROOT / "figures").glob("*_*.json")}
-    found = {name: one.get("records", {}) for name, one in made.items() if name != "made_with"}
+    found = {one.stem: json.loads(one.read_text()).get("records", {}) for one in (ROOT / "figures").glob("[0-9]*.json")}
     assert sum(map(bool, found.values())) > 10
     for name, records in found.items():
         stale = [record for record, digest in records.items() if plots.digest(ROOT / record) != digest]
@@ -69,8 +68,7 @@ def recomputed():
     decided = image_classification.judged(rows)
     yield "06_image_classification", [*decided, *control.cases(found), control.against_ours(found, rows)]
     times = pd.read_csv(RESULTS / "laptop" / "efficiency.csv")
-    compared = efficiency.beside_paper(paper.load("eff"), times, "cpu")
-    yield "08_efficiency", efficiency.judged(times, compared)
+    yield "08_efficiency", efficiency.judged(times, efficiency.beside_paper(paper.load("eff"), times, "cpu"))
     small = small_tasks.judged(small_tasks.gaps(pd.read_csv(RESULTS / "laptop" / "accuracy.csv")))
     today = pd.read_csv(RESULTS / "laptop" / "looks.csv")
     yield "12_first_run", small + looks.judged(looks.gaps(looks.differences(looks.places(), today)))
@@ -100,3 +98,5 @@ def test_three_data_sets_can_decide_and_two_cannot_however_alike():
     assert verdicts.by_data_sets(shares, most=0.5) == "not shown"
     assert verdicts.would_decide([0.30, 0.31], 0.5) == 3
     assert verdicts.by_data_sets(shares.set_axis(["E2E", "other", "third"]), most=0.5) == "reproduced"
+    runs = pd.DataFrame({"epsilon": 8.0, "seed": [0, 0, 1], "row": ["grid", "a", "a"], "BLEU": [0.4, 0.3, 0.5]})
+    assert language_generation.shares(runs).loc["a", 8.0] == pytest.approx(0.75), "by seeds that both have"

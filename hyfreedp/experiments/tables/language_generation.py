@@ -144,11 +144,7 @@ def _scores(key: str, task: LanguageTask, outputs: list[str], cells: Path) -> di
 
 
 def summarise(rows: pd.DataFrame) -> pd.DataFrame:
-    """Over seeds: a line per place, method and metric (perplexity too), with its mean, deviation, range and number.
-
-    Returns:
-        Beside ``metric`` and the columns of ``CELL``: ``mean``, ``std``, ``low``, ``high`` and ``count``.
-    """
+    """A line per place, method and metric, with ``mean``, ``std``, ``low``, ``high`` and ``count`` over seeds."""
     long = rows.melt(id_vars=NUMBER, value_vars=[*METRICS, "perplexity"], var_name="metric")
     groups = long.groupby([*CELL, "metric"], sort=False).value
     return groups.agg(mean="mean", std="std", low="min", high="max", count="count").reset_index()
@@ -161,19 +157,21 @@ def with_paper(summary: pd.DataFrame) -> pd.DataFrame:
     return named.merge(printed, on=["epsilon", "method", "metric"], how="left").drop(columns="method")
 
 
-def judged(summary: pd.DataFrame) -> list[Verdict]:
-    """The claims of Tab. gpt2, by shares of BLEU. E2E is one data set, which gives no interval and decides none."""
-    table = summary[(summary.metric == "BLEU") & (summary.epsilon > 0)]
-    bleu = table.pivot(index="row", columns="epsilon", values="mean")
-    decided = []
+def shares(rows: pd.DataFrame) -> pd.DataFrame:
+    """By row and epsilon the share of the grid search's BLEU at the same seed, the mean over seeds that both have."""
+    bleu = rows[rows.epsilon > 0].pivot(index=["epsilon", "seed"], columns="row", values="BLEU")
+    return bleu.div(bleu.grid, axis=0).groupby("epsilon").mean().T
+
+
+def judged(rows: pd.DataFrame) -> list[Verdict]:
+    """The claims of Tab. gpt2, by :func:`shares`. E2E is one data set, which gives no interval and decides none."""
+    bleu, decided = shares(rows), []
     for row, (claim, whose, case, mark) in CLAIMS.items():
-        shares = (bleu.loc[row] / bleu.loc["grid"]).dropna()
-        told = " and ".join(f"{share:.0%}" for share in shares)
-        budgets = " and ".join(f"{epsilon:g}" for epsilon in shares.index)
+        found = bleu.loc[row].dropna()
+        told, budgets = " and ".join(f"{one:.0%}" for one in found), " and ".join(f"{one:g}" for one in found.index)
         sides = ", ".join(f"at {side} {value:.0%}" for side, value in mark.items())
         number = f"{told} of the search's BLEU on E2E at epsilon = {budgets}, one data set (mark: {sides})"
-        outcome = by_data_sets(shares.set_axis(["E2E"] * len(shares)), **mark)
-        decided.append(Verdict(claim, outcome, number, whose, case))
+        decided.append(Verdict(claim, by_data_sets(found.set_axis(["E2E"] * len(found)), **mark), number, whose, case))
     return decided
 
 
