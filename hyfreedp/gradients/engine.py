@@ -163,7 +163,7 @@ class GradientEngine:
             if self.fallback_reason is None:
                 warnings.warn(
                     "samples are computed one at a time, which is exact and slow, since the loss does what cannot be "
-                    f"mapped over them: {reason}. See docs/models.md",
+                    f"mapped over them: {reason}. What to do: docs/usage.md, 'What is slow'",
                     stacklevel=5,
                 )
             self.fallback_reason = reason

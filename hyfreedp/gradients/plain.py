@@ -81,8 +81,8 @@ def check_plain_loss(samples: StepBatch, key: bytes) -> bool:
                 raise ValueError(
                     f"the loss of a batch must be made of its records' losses alone, but of {len(rows)} together it is "
                     f"{_listed(value)}, and theirs are {_listed(alone[rows])}. Each is computed as a batch of its own, "
-                    "so that none sees another: a mean or statistic over the batch, in-batch negatives, or a layer "
-                    "that takes another dimension for the batch's (batch_first=False) give something else then"
+                    "so that none sees another: leave out means and statistics over the batch, put what a record is "
+                    "compared with into it (a pair in place of in-batch negatives), and use batch_first=True"
                 )
     return True
 

@@ -95,7 +95,7 @@ WRONG_LOSSES = {
     "detached": (lambda losses: losses.detach(), "loss must have a gradient"),
     "complex": (lambda losses: losses + 1j, "a real number, got a complex one: return its absolute value"),
     "of another model": (lambda losses: losses, "must have a gradient .* by another model"),
-    "samples mixed": (lambda losses: losses.sum() - losses, "must be made of its records' losses alone"),
+    "samples mixed": (lambda losses: losses.sum() - losses, "records' losses alone.*a pair in place of in-batch"),
 }
 
 
