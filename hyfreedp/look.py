@@ -61,23 +61,28 @@ def public_start(parameters: Sequence[Tensor], layers: Sequence[nn.Module] = ())
     over the layers. So c_0 = ``START_DISPLACEMENT`` / sqrt(sum of n over ``parameters``), which is public. n is the
     number of entries of a row ``p[0]``; for a vector, or if dimension 0 has size 1, n = 1.
 
-    A record uses between 1 and V of the V rows of an embedding table, which is found in ``layers``. So n is sqrt(V),
-    the geometric mean, or the width of a row if that is larger, since a product of two rows has so many terms.
+    A record uses 1 to V of the V rows of an embedding table, which is found in ``layers``. So n is sqrt(V), the
+    geometric mean, or the width of a row if that is larger, since a product of two rows has so many terms. But in a
+    transformer n is V / 2, as measured: no mean over a record's rows reduces their noise before a norm enlarges it.
 
-    If the entries of a trainable norm's weight differ, the model is pre-trained, and the noise must not destroy what it
-    has learned: c_0 sqrt(width of the norm) is at most ``PRETRAINED_DISPLACEMENT``. With LoRA, say, norms are frozen,
-    and there is no such bound.
+    The weights of trainable norms tell the kind of model. If their entries differ, it is pre-trained, and the noise
+    must not destroy what it has learned: c_0 sqrt(width of the norm) is at most ``PRETRAINED_DISPLACEMENT``. If they
+    are equal, tables of this width are those of a transformer. Frozen norms, as with LoRA, tell nothing.
     """
     tables = [layer.weight for layer in layers if isinstance(layer, nn.Embedding | nn.EmbeddingBag)]
     scales = [layer._parameters.get("weight") for layer in layers if "Norm" in type(layer).__name__]
-    widths = [len(p) for p in scales if p is not None and p.dim() == 1 and p.requires_grad and len(p.unique()) > 1]
+    trained = [p for p in scales if p is not None and p.dim() == 1 and p.requires_grad]
+    pretrained = [len(p) for p in trained if len(p.unique()) > 1]
+    fresh = {len(p) for p in trained} - set(pretrained)
 
     def inputs(p: Tensor) -> float:
         width = p.numel() // len(p) if p.dim() > 1 and len(p) > 1 else 1
-        return max(width, math.sqrt(len(p))) if any(p is table for table in tables) else width
+        if not any(p is table for table in tables):
+            return width
+        return max(width, len(p) / 2 if width in fresh else math.sqrt(len(p)))
 
     first = START_DISPLACEMENT / math.sqrt(sum(map(inputs, parameters)))
-    return min(first, PRETRAINED_DISPLACEMENT / math.sqrt(max(widths))) if widths else first
+    return min(first, PRETRAINED_DISPLACEMENT / math.sqrt(max(pretrained))) if pretrained else first
 
 
 def noise_to_come(schedule: Sequence[float], made: int, momentum: float = 0.0) -> float:

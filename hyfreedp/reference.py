@@ -213,8 +213,10 @@ class Looks:
         self.tables = {id(layer.weight) for layer in model.modules() if isinstance(layer, tables)}
         norms = [layer for layer in model.modules() if "Norm" in type(layer).__name__]
         scales = [w for layer in norms for name, w in layer.named_parameters(recurse=False) if name == "weight"]
-        widths = [len(w) for w in scales if w.dim() == 1 and w.requires_grad and w.min() < w.max()]
+        trained = [w for w in scales if w.dim() == 1 and w.requires_grad]
+        widths = [len(w) for w in trained if w.min() < w.max()]
         self.most = 0.55 / max(widths) ** 0.5 if widths else math.inf  # largest c_0 of a pre-trained model
+        self.fresh = {len(w) for w in trained} - set(widths)  # widths of a transformer that is not pre-trained
         self.momentum = groups[0].get("momentum", 0.0)
         self.T, self.eta, self.factors = T, eta, [decay(s / T) for s in range(T)]
         self.reach, proportional = displacement_per_gradient(optimizer, T)
@@ -239,7 +241,7 @@ class Looks:
         for weight in self.weights:
             n: float = weight[0].numel() if weight.dim() > 1 and len(weight) > 1 else 1
             if id(weight) in self.tables:  # a record uses between 1 and all of its rows
-                n = max(n, len(weight) ** 0.5)
+                n = max(n, len(weight) / 2 if n in self.fresh else len(weight) ** 0.5)
             inputs += n
         return min(6 / math.sqrt(inputs), self.most) / (math.sqrt(self.T) * self.reach * self.unit)
 

@@ -104,11 +104,11 @@ def test_the_first_rate_falls_with_the_root_of_all_inputs_and_what_has_none_coun
 
 
 def test_the_rows_of_a_table_are_inputs_of_which_a_record_has_few():
-    """The root of their number counts, or their width if that is more. So says the reference."""
+    """Their root counts, or their width if that is more; half of them before a norm. So says the reference."""
     tables = [torch.nn.Embedding(400, 8), torch.nn.Embedding(400, 1), torch.nn.EmbeddingBag(100, 8)]
-    tables += [torch.nn.Embedding(9, 8), torch.nn.Embedding(10**4, 8).requires_grad_(False)]
-    model = torch.nn.ModuleList([*tables, torch.nn.Linear(8, 400)])
-    first = 6 / math.sqrt((20 + 20 + 10 + 8 + 8 + 1) * 16)
+    tables += [torch.nn.Embedding(9, 8), torch.nn.Embedding(10**4, 8).requires_grad_(False), torch.nn.Embedding(70, 6)]
+    model = torch.nn.ModuleList([*tables, torch.nn.Linear(8, 400), torch.nn.LayerNorm(6)])
+    first = 6 / math.sqrt((20 + 20 + 10 + 8 + 35 + 8 + 1 + 1 + 1) * 16)
     base = torch.optim.AdamW(trainable(model))
     twin = reference.Looks(model, base, 16, 0.0, None, lambda share: 1.0)
     optimizer = by_hand(model, base, steps=16)
