@@ -1,1 +1,1 @@
-"""Where things are kept: paths, files written whole, caches, checkpoints, what a result was made with, figures."""
+"""Where results are kept: paths, atomic file writes, caches, checkpoints, versions, figures, verdicts."""

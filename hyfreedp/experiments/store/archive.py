@@ -1,7 +1,7 @@
-"""Finished runs in one committed file: packed, and unpacked beside those of this machine.
+"""Finished runs in one committed file: packing it, and unpacking it into the folder of this machine's runs.
 
-The file is a compressed tar of the runs' records, ``<key>.json``, and steps, ``<key>.csv``. The same runs give the same
-bytes. Nothing in it is executed, and no name leads out of the folder it is unpacked into.
+The file is a compressed tar of each run's record, ``<key>.json``, and steps, ``<key>.csv``. The same runs give the same
+bytes. Nothing in it is executed, and file names are checked, so that nothing is written outside of the folder.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from hyfreedp.experiments.store.files import replacing
 from hyfreedp.experiments.store.paths import workspace
 
 NAME = "runs.tar.xz"  # in data/results/<profile>/
-FRESH = "HYFREEDP_FRESH"  # set by a batch that trains all again
+FRESH = "HYFREEDP_FRESH"  # environment variable that reproduce --fresh sets
 _FILE = re.compile(r"[0-9a-f]{16}\.(csv|json)")
 
 
 def pack(cells: Path, path: Path, keys: Container[str] | None = None) -> int:
-    """Write the finished runs of a folder to ``path``, those with these keys or all; their number. No file if none."""
+    """Write the finished runs of a folder, or those with these keys, to ``path`` (not if there are none); how many."""
     records = sorted(file for file in cells.glob("*.json") if _FILE.fullmatch(file.name))
     records = [record for record in records if keys is None or record.stem in keys]
     if not records:
@@ -32,21 +32,21 @@ def pack(cells: Path, path: Path, keys: Container[str] | None = None) -> int:
     with replacing(path) as temporary:
         with tarfile.open(temporary, "w:xz", preset=9) as archive:
             for record in records:
-                for file in (record.with_suffix(".csv"), record):  # a record says that its run is finished
+                for file in (record.with_suffix(".csv"), record):  # the record last: it marks the run as finished
                     content = file.read_bytes()
-                    member = tarfile.TarInfo(file.name)  # of no time and no user
+                    member = tarfile.TarInfo(file.name)  # without time and user
                     member.size = len(content)
                     archive.addfile(member, io.BytesIO(content))
     return len(records)
 
 
 def read(path: Path) -> dict[str, bytes]:
-    """The files of an archive by name; none if it does not exist. A damaged or foreign one is a ValueError."""
+    """The files of an archive by name; empty if it does not exist. ValueError if it is damaged or has other files."""
     found: dict[str, bytes] = {}
     if not path.exists():
         return found
     try:
-        whole = io.BytesIO(lzma.decompress(path.read_bytes()))  # to the checksum, which no reader of tars reaches
+        whole = io.BytesIO(lzma.decompress(path.read_bytes()))  # verifies the checksum, which tarfile would not read
     except lzma.LZMAError as error:
         raise ValueError(f"{path} is damaged ({error}): get it again, as by git checkout") from error
     with tarfile.open(fileobj=whole) as archive:
@@ -59,12 +59,12 @@ def read(path: Path) -> dict[str, bytes]:
 
 
 def unpack(files: dict[str, bytes], cells: Path) -> None:
-    """Write the runs of :func:`read` that the folder lacks: what was trained on this machine stays.
+    """Write those files of :func:`read` whose runs the folder lacks; runs that this machine finished stay.
 
-    A run without its record, say since it was killed before, gets the steps of the committed one too.
+    A run with steps but no record was interrupted: both of its files are replaced by the committed ones.
     """
     cells.mkdir(parents=True, exist_ok=True)
-    # Empty after a power cut: none of two thousand is synced.
+    # These files are not synced, so a power cut can leave empty ones, which count as missing.
     there = {name for name in files if (cells / name).exists() and (cells / name).stat().st_size}
     for name, content in files.items():
         key = Path(name).stem
@@ -75,9 +75,9 @@ def unpack(files: dict[str, bytes], cells: Path) -> None:
 
 
 def unpack_committed(profile: str) -> None:
-    """Unpack the committed runs of a profile beside this machine's: a notebook opened alone trains nothing known.
+    """Unpack the committed runs of a profile, so that a notebook does not train them again.
 
-    Does nothing in a batch that trains all again.
+    Does nothing under ``reproduce --fresh``.
     """
     here = workspace()
     if FRESH not in os.environ:

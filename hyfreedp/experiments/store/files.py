@@ -1,4 +1,4 @@
-"""Files that are whole or absent, written under a temporary name, then renamed: texts, tables, checkpoints of runs."""
+"""Atomic file writes (a temporary file is renamed when it is complete): texts, tables, checkpoints of runs."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
-    import pandas as pd  # loaded by those who have a table
+    import pandas as pd  # takes long to import, so only where a table is read
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary path beside ``path``, renamed to it when the block ends well and removed when it fails.
+    """A temporary path in the folder of ``path``; renamed to ``path`` after the block, removed if the block fails.
 
     Raises:
         OSError: the file could not be written, for example on a full disk; names the file.
@@ -34,7 +34,7 @@ def replacing(path: Path) -> Iterator[Path]:
             os.fsync(file.fileno())  # else a power cut may leave the new name with nothing in it
         os.replace(temporary, path)
     except OSError as error:
-        if error.filename is None and error.errno is not None:  # as a failed write says only why
+        if error.filename is None and error.errno is not None:  # a failed write does not name its file
             raise OSError(error.errno, error.strerror, str(path)) from error
         raise
     finally:
@@ -54,17 +54,17 @@ def write_csv(path: Path, table: pd.DataFrame) -> None:
 
 
 def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table of texts in Markdown, as a page of docs/ has it."""
+    """A table in Markdown, from the texts of its heading and rows."""
     lines = [columns, ["---"] * len(columns), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-# Part of every name: what was computed with noise of another construction is another result.
+# Part of every key: with noise of another construction the same arguments give another result.
 NOISE = "keyed ChaCha20"
 
 
 def key_of(arguments: dict[str, Any]) -> str:
-    """Hash of plain arguments (numbers, strings, lists of them), independent of their order."""
+    """Hash of named arguments (numbers, strings, lists of them), whatever their order: 16 hexadecimal digits."""
     text = json.dumps([NOISE, arguments], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -72,7 +72,7 @@ def key_of(arguments: dict[str, Any]) -> str:
 def cached(folder: Path, compute: Callable[..., pd.DataFrame], **arguments: Any) -> pd.DataFrame:
     """``compute(**arguments)``, read from ``<folder>/<function>-<key>.csv`` if it was computed before.
 
-    The result of the named function must depend on nothing but its arguments, plain values which make the key.
+    The key is :func:`key_of` the arguments, so the result must depend on nothing else.
     """
     import pandas as pd
 
@@ -80,17 +80,17 @@ def cached(folder: Path, compute: Callable[..., pd.DataFrame], **arguments: Any)
     if not path.exists():
         frame = compute(**arguments)
         write_csv(path, frame)
-    # Read back even when just computed, so that a second run sees the very same values and types.
+    # Read back even when just computed, so that the first call returns the same values and types as later ones.
     return pd.read_csv(path)
 
 
 def save_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
-    """Write tensors and plain values of an unfinished run in place of what was there.
+    """Write tensors and plain values of an unfinished run to ``path``, atomically.
 
-    The file is the SHA-256 of the rest, and the rest as ``torch.save`` writes it, which itself notices no changed bit.
-    Where it cannot be written, as on a full disk, a RuntimeWarning says so: a run had better go on than end.
+    The file is what ``torch.save`` writes, after its SHA-256, since ``torch.load`` does not notice all damage. If it
+    cannot be written, say because the disk is full, a RuntimeWarning says so and the run goes on.
     """
-    rest = BytesIO()  # on a full disk torch.save would make its own error of an OSError, and may end the process
+    rest = BytesIO()  # not to the disk: if that is full, torch.save hides the OSError, and may end the process
     torch.save(dict(state), rest)
     try:
         with replacing(path) as temporary:
@@ -101,7 +101,7 @@ def save_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
 
 
 def load_checkpoint(path: Path) -> dict[str, Any] | None:
-    """The checkpoint, on the CPU; None if there is none, or if it is damaged, with a RuntimeWarning, and removed."""
+    """The checkpoint, on the CPU, or None. A damaged file gives a RuntimeWarning, is removed, and counts as none."""
     if not path.exists():
         return None
     content = memoryview(path.read_bytes())

@@ -1,4 +1,4 @@
-"""Where the repository's folders are, from whatever working directory a notebook runs in, and files of the user."""
+"""The folders of the repository, whatever the working directory is, and data files that the user has."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class Workspace:
 
 
 def workspace() -> Workspace:
-    """The folders that the environment names at present.
+    """The folders, by the present environment variables.
 
-    ``HYFREEDP_ROOT`` is the repository: the one around this file if unset, which an installed package does not have.
-    ``HYFREEDP_CELLS`` and ``HYFREEDP_CACHE`` move one folder out of it.
+    ``HYFREEDP_ROOT`` is the repository; if unset, the one that this file is in (an installed package must set it).
+    ``HYFREEDP_CELLS`` and ``HYFREEDP_CACHE`` name these two folders if they are elsewhere.
     """
     root = Path(os.environ.get("HYFREEDP_ROOT", Path(__file__).resolve().parents[3]))
     data = root / "data"
@@ -47,19 +47,20 @@ def workspace() -> Workspace:
     )
 
 
-# What notebooks and tests name: the folders at the import.
+# For notebooks and tests: the folders at import.
 _HERE = workspace()
 ROOT, FIGURES, CELLS = _HERE.root, _HERE.figures, _HERE.cells
 CHECKPOINTS, RESULTS = _HERE.checkpoints, _HERE.results
 
 
 def given(*names: str) -> Path | None:
-    """The first of these files that is there, each named by its path below ``$HYFREEDP_DATA``."""
+    """The first of these files that exists, each given by its path below ``$HYFREEDP_DATA``; else None."""
     folder = os.environ.get("HYFREEDP_DATA")
-    return next((path for name in names if (path := Path(folder, name)).exists()), None) if folder else None
+    paths = [Path(folder, name) for name in names] if folder else []
+    return next((path for path in paths if path.exists()), None)
 
 
 def looked_at() -> str:
-    """Where that was, for the sentence that says what is missing."""
+    """Where :func:`given` looked, as words for an error message: "... is not {looked_at()}"."""
     folder = os.environ.get("HYFREEDP_DATA")
     return f"in HYFREEDP_DATA={folder}" if folder else "on this machine (HYFREEDP_DATA is not set)"

@@ -1,7 +1,7 @@
-"""One look for all figures, and how they are saved: PNG and PDF beside a JSON of what made them.
+"""The style of all figures, and how they are saved: as PNG and PDF, with a JSON that describes them.
 
-The same values give the same bytes: the font is the one that comes with matplotlib, and no file names a time, a commit
-or a machine. What a batch was made with stands in its own record, see :mod:`hyfreedp.experiments.book.batch`.
+The same values give the same bytes: the font is one that comes with matplotlib, and no file contains a time, a commit
+or a machine. Versions and hardware of a batch are on its report, see :mod:`hyfreedp.experiments.book.batch`.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from pandas.io.formats.style import Styler
 from hyfreedp.experiments.store.files import replacing, write_csv, write_text
 from hyfreedp.experiments.store.paths import workspace
 
-# Okabe and Ito's colours, told apart by colour-blind readers; each method also has its own dash pattern and marker,
-# which survive greyscale.
+# Okabe and Ito's colours, which colour-blind readers can tell apart; each method also has its own dash pattern and
+# marker, for greyscale.
 STYLES: dict[str, dict[str, Any]] = {
     "robust": {"color": "#0072B2", "linestyle": "-", "marker": "o"},
     "paper": {"color": "#D55E00", "linestyle": "--", "marker": "s"},
@@ -59,7 +59,7 @@ def marks(style: dict[str, Any]) -> dict[str, Any]:
 
 
 def log_ticks(axis: Axis, ticks: Sequence[float] | None = None) -> None:
-    """Label a logarithmic axis at these values, or 1, 2 and 5 of each power, as plain numbers, and nowhere else."""
+    """Label a logarithmic axis, by plain numbers, at ``ticks`` only, or if None at 1, 2 and 5 times powers of ten."""
     if ticks is None:
         axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     else:
@@ -69,7 +69,7 @@ def log_ticks(axis: Axis, ticks: Sequence[float] | None = None) -> None:
 
 
 def plain_log_ticks(axis: Axis) -> None:
-    """Label a logarithmic axis at powers of ten, or on less than a decade and a half at 1, 2 and 5 too, as numbers."""
+    """Label a logarithmic axis, by plain numbers, at powers of ten; up to a factor of 30 also at 2 and 5 times them."""
     low, high = axis.get_view_interval()
     axis.set_major_locator(LogLocator(subs=(1.0,) if high > 30 * low else (1.0, 2.0, 5.0)))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
@@ -84,7 +84,7 @@ def shared_legend(figure: Figure, axes: Iterable[Axes], **choices: Any) -> None:
 
 
 def legend_below(axis: Axes, **choices: Any) -> None:
-    """A legend of one axis' own, below its label."""
+    """A legend for one axis, below its x label."""
     assert axis.figure is not None
     below = axis.transAxes + ScaledTranslation(0, -0.5, axis.figure.dpi_scale_trans)
     place: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.5, 0), "bbox_transform": below}
@@ -111,15 +111,15 @@ def use_style() -> None:
 
 
 def folded(title: str, table: Styler) -> HTML:
-    """A table that is longer than a screen, behind a fold with this title."""
+    """A long table, folded: it opens by a click on this title."""
     return HTML(f"<details><summary>{escape(title)}</summary>\n{table.to_html()}\n</details>")
 
 
 def save(figure: Figure, name: str, *, parameters: dict[str, Any], **described: Any) -> None:
     """Write ``build/<profile>/figures/<name>.png``, ``.pdf`` and ``.json``, as :func:`_describe` says."""
     folder = workspace().output(parameters["profile"])
-    figure.draw_without_rendering()  # lays out,
-    figure.set_layout_engine("none")  # once: otherwise each of the drawings below would do so again
+    figure.draw_without_rendering()  # computes the layout
+    figure.set_layout_engine("none")  # keeps it: otherwise each savefig below would compute it again
     for kind in ("png", "pdf"):
         with replacing(folder / f"{name}.{kind}") as temporary:
             figure.savefig(temporary, format=kind, metadata={"CreationDate": None} if kind == "pdf" else None)
@@ -142,13 +142,13 @@ def _describe(
     claim: str = "",
     summary: Sequence[str] = (),
 ) -> None:
-    """Write the ``.json`` beside a "figure" or a "table".
+    """Write the ``.json`` that describes a "figure" or a "table".
 
     Args:
-        inputs: records it was made from, as keys of cells or paths in the repository.
-        shows: one sentence: what is drawn.
-        claim: the paper's item and what it claims there; empty if the paper has no such figure.
-        summary: what we found, one finding a line, for the report.
+        inputs: the records that it was made from, as keys of cells or paths in the repository.
+        shows: what is drawn, in one sentence.
+        claim: the paper's figure or table, and what the paper says of it; empty if it has none.
+        summary: our findings, for the report, one per line.
     """
     here = workspace()
     made = {kind: name, "shows": shows, "claim": claim, "summary": list(summary), "parameters": parameters}
@@ -158,5 +158,5 @@ def _describe(
 
 
 def digest(record: Path) -> str:
-    """Of a record that a figure was made from: a test compares it with the record's of today."""
+    """Hash of a record that a figure was made from; a test checks that the record is still the same."""
     return hashlib.sha256(record.read_bytes()).hexdigest()[:16]

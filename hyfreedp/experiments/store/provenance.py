@@ -1,4 +1,4 @@
-"""What a result was made with: versions, hardware, threads, commit."""
+"""What a result was computed with: versions, hardware, threads, commit."""
 
 from __future__ import annotations
 
@@ -23,29 +23,31 @@ from hyfreedp.pytorch.devices import CPU, hardware
 def environment() -> dict[str, str]:
     """Versions and hardware that a result depends on."""
     packages = ("hyfreedp", "torch", "opacus", "dp-accounting", "autodp", "numpy", "scipy")
+    device = default_device()
     return {
         **{name: version(name) for name in packages},
         "python": platform.python_version(),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-        "accelerator": "none" if (device := default_device()) == CPU else hardware(device),
+        "accelerator": "none" if device == CPU else hardware(device),
     }
 
 
 def columns_of(record: Mapping[str, Any]) -> dict[str, str]:
-    """``date`` and ``version_...`` of a run's record; no date if it is from before runs had one."""
+    """``date`` and ``version_...`` from a run's record; the date is empty for old runs, which recorded none."""
     versions = {f"version_{name}": value for name, value in record["environment"].items()}
     return {"date": record.get("date", ""), **versions}
 
 
 def with_versions(rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows, made now, with today's ``date`` and :func:`environment` in columns ``version_...``."""
+    """The rows with today's ``date``, and :func:`environment` in columns ``version_...``."""
     return rows.assign(**columns_of({"date": str(date.today()), "environment": environment()}))
 
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Records must not depend on the number of cores; and these small networks gain nothing from a second thread, which
-    on a busy machine only makes the first wait.
+    """A context in which torch uses one thread.
+
+    Results then do not depend on the number of cores. Our small networks would gain nothing from a second thread.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -56,14 +58,15 @@ def one_thread() -> Iterator[None]:
 
 
 def made_by(rows: pd.DataFrame) -> str:
-    """Of a record: its versions of the package and their dates, "version 0.3.0, 2026-11-26 to 2026-11-27"."""
+    """The versions of the package in a record, with dates, as "version 0.3.0, 2026-11-26 to 2026-11-27"."""
     version = "version_hyfreedp" if "version_hyfreedp" in rows else "hyfreedp"
     dates = rows.dropna(subset=version).groupby(version).date.agg(["min", "max"])
-    return "; ".join(f"version {one}, {a if a == b else f'{a} to {b}'}" for one, a, b in dates.itertuples())
+    spans = {one: first if first == last else f"{first} to {last}" for one, first, last in dates.itertuples()}
+    return "; ".join(f"version {one}, {days}" for one, days in spans.items())
 
 
 def git(*words: str, root: Path) -> str:
-    """What a git command prints; RuntimeError if it fails, as outside a repository."""
+    """What a git command prints; RuntimeError if it fails, say because ``root`` is no repository."""
     try:
         return subprocess.run(["git", *words], cwd=root, capture_output=True, text=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError) as error:
@@ -71,7 +74,7 @@ def git(*words: str, root: Path) -> str:
 
 
 def commit() -> str:
-    """The repository's commit, with "-dirty" if files differ from it; "unknown" outside a repository."""
+    """The repository's commit, with "-dirty" if files differ from it; "unknown" if there is no repository."""
     try:
         return git("describe", "--always", "--dirty", root=workspace().root).strip()
     except RuntimeError:

@@ -1,13 +1,13 @@
-"""One rule for all verdicts: what a notebook finds about a claim, in words that mean the same everywhere.
+"""One rule for all verdicts on claims, which docs/verdicts.md explains.
 
-docs/verdicts.md explains it. A claim says of some quantity that it lies between two marks, on every data set alike.
+A claim says that some quantity lies between two marks, on every data set.
 
-* "reproduced": the whole 95 % interval over our data sets, three at least, is between the marks; or all rows are,
-  where each is exact.
-* "fails here": the whole interval lies outside, or a row does. "Here" is our scale: small data, small models.
-* "not shown": neither. The number says how many data sets would decide, if they scattered as these do.
-* "mathematically wrong": of a statement that holds always or not at all, there is a counter-example.
-* "not refuted": no attack went beyond a bound, which proves no bound.
+* "reproduced": the whole 95 % interval of the mean over at least three data sets is between the marks; for exact
+  numbers and times, every row is.
+* "fails here": the whole interval is outside, or one row is. "Here" is our scale: small data, small models.
+* "not shown": neither. The number then says how many data sets would decide, with the same standard deviation.
+* "mathematically wrong": there is a counter-example to a theorem.
+* "not refuted": no attack exceeded the bound, which does not prove the bound.
 
 The marks of "comparable" are the same in all notebooks, and were set before today's records were made.
 """
@@ -31,21 +31,21 @@ from hyfreedp.experiments.store.paths import workspace
 Outcome = Literal["reproduced", "not shown", "fails here", "mathematically wrong", "not refuted"]
 Whose = Literal["the paper's", "ours"]
 
-COMPARABLE, POOR = -1.0, 5.0  # points of accuracy to what it is compared with, at least; behind it, at least
-COMPARABLE_SCORE, POOR_SCORE = 0.95, 0.5  # of the other's score of written texts: at least; at most
+COMPARABLE, POOR = -1.0, 5.0  # points of accuracy: the smallest difference to the other; the smallest gap behind it
+COMPARABLE_SCORE, POOR_SCORE = 0.95, 0.5  # for texts, as a share of the other's score: the smallest; the largest
 CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Of one claim.
+    """The verdict on one claim, or on one case of it.
 
     Attributes:
-        claim: in a sentence, with its place in the paper.
-        outcome: by one of the functions below.
+        claim: a sentence, with its place in the paper.
+        outcome: from one of the functions below.
         number: a phrase with the number that decides.
-        whose: claim it is. Ours are judged by the same marks, and shown apart.
-        case: of a claim that is tried in several ways. The board gathers the cases of a claim from all notebooks.
+        whose: claim it is. Ours are judged by the same marks, and listed separately.
+        case: which one, if a claim is tried in several ways. docs/verdicts.md lists all cases under their claim.
     """
 
     claim: str
@@ -56,32 +56,33 @@ class Verdict:
 
 
 def span(values: Sequence[float], form: str = ".0f") -> str:
-    """The smallest and the largest of some numbers in words, once where they read alike: "12 to 16"."""
+    """The smallest and the largest of some numbers, as "12 to 16", or "12" if both are formatted alike."""
     low, high = (f"{value:{form}}" for value in (min(values), max(values)))
     return low if low == high else f"{low} to {high}"
 
 
 def mean_interval(values: Sequence[float]) -> tuple[float, float]:
     """The 95 % t interval of the mean of independent values; NaN for fewer than three."""
-    if len(values) < 3:  # the scatter of two is one difference, small by chance where they happen to be alike
+    if len(values) < 3:  # the deviation of two values is one difference, which may be small by chance
         return math.nan, math.nan
     half = stats.t.ppf(0.5 + CONFIDENCE / 2, len(values) - 1) * stats.sem(values)
     return float(np.mean(values) - half), float(np.mean(values) + half)
 
 
 def by_interval(low: float, high: float, least: float = -math.inf, most: float = math.inf) -> Outcome:
-    """Of an interval, NaN where there is none, and what is claimed."""
+    """The outcome for the interval [low, high] if [least, most] is claimed; "not shown" if both are NaN."""
     if least <= low and high <= most:
         return "reproduced"
     return "fails here" if high < least or low > most else "not shown"
 
 
 def would_decide(values: Sequence[float], mark: float) -> int | None:
-    """How many values, three or more, would have an interval on one side of the mark, if they scattered as these do.
+    """How many values (at least 3) of this mean and deviation would have an interval on one side of the mark.
 
-    None for a single one, whose scatter is not known, and for a mean at the mark.
+    None for a single value, whose deviation is unknown, and for a mean at the mark.
     """
-    if len(values) < 2 or (distance := abs(float(np.mean(values)) - mark)) == 0:
+    distance = abs(float(np.mean(values)) - mark) if len(values) > 1 else 0.0
+    if distance == 0:
         return None
     for number in range(3, 10_000):
         if stats.t.ppf(0.5 + CONFIDENCE / 2, number - 1) * np.std(values, ddof=1) / math.sqrt(number) < distance:
@@ -90,25 +91,25 @@ def would_decide(values: Sequence[float], mark: float) -> int | None:
 
 
 def by_data_sets(values: pd.Series, least: float = -math.inf, most: float = math.inf) -> Outcome:
-    """Of numbers indexed by their data set: of the interval over the data sets' means, which fewer than three lack."""
+    """The outcome for numbers indexed by data set: by the interval of the data sets' means ("not shown" for < 3)."""
     return by_interval(*mean_interval(list(values.groupby(level=0, sort=False).mean())), least, most)
 
 
 def means_in_words(values: pd.Series) -> str:
-    """The mean of each data set, by which the values are indexed, and that over data sets."""
+    """As text, the mean for each data set (the index of ``values``), and the mean over data sets."""
     means = values.groupby(level=0, sort=False).mean()
     words = ", ".join(f"{name} {mean:+.1f}" for name, mean in means.items()) + " points"
     return words + (f"; mean {means.mean():+.1f}" if len(means) > 1 else ", one data set")
 
 
 def over_data_sets(values: pd.Series, least: float) -> tuple[Outcome, str]:
-    """Of a claim about points of accuracy, on every data set alike; and the numbers in words.
+    """The outcome for a claim about points of accuracy on every data set, and the numbers as text.
 
-    Places of one data set (its models, budgets and what is trained) are no independent witnesses: they are averaged
-    first, and the interval is over data sets.
+    Places of one data set (models, budgets, trained parameters) are not independent, so they are averaged first, and
+    the interval is over data sets.
 
     Args:
-        values: a number per place, the mean over its seeds, indexed by its data set.
+        values: one number per place, the mean over its seeds, indexed by data set.
         least: the mark.
     """
     means = list(values.groupby(level=0, sort=False).mean())
@@ -123,22 +124,22 @@ def over_data_sets(values: pd.Series, least: float) -> tuple[Outcome, str]:
 
 
 def by_row(rows: Sequence[bool]) -> Outcome:
-    """Of a claim that all rows have, each of them exact or measured so closely that only the scale is in doubt."""
+    """The outcome for a claim about every row, if rows are exact or measured so precisely that one decides."""
     return "reproduced" if all(rows) else "fails here"
 
 
 def by_proof(holds: bool) -> Outcome:
-    """Of a statement of mathematics, which one counter-example ends."""
+    """The outcome for a theorem, which one counter-example refutes."""
     return "reproduced" if holds else "mathematically wrong"
 
 
 def by_attack(refuted: int) -> Outcome:
-    """Of a bound on what any attack can find."""
+    """The outcome for a bound on all attacks, of which ``refuted`` exceeded it."""
     return "mathematically wrong" if refuted else "not refuted"
 
 
 def verdict(name: str, found: Sequence[Verdict], *, parameters: Mapping[str, Any], inputs: Sequence[str]) -> None:
-    """Show the verdicts at a notebook's end, and write them to ``<name>_verdict.csv`` with their ``.json``."""
+    """Display the verdicts of a notebook, and write them to ``<name>_verdict.csv`` and ``.json``."""
     plots.save_table(
         pd.DataFrame(found, columns=[field.name for field in fields(Verdict)]),
         f"{name}_verdict",
@@ -166,15 +167,15 @@ def _named(one: Verdict) -> str:
 
 
 def _shared(outcomes: Iterable[Outcome]) -> Outcome:
-    """Of a claim with several cases: what all of them have, and "not shown" where they differ."""
+    """The outcome for a claim with several cases: theirs if all are equal, else "not shown"."""
     different = set(outcomes)
     return different.pop() if len(different) == 1 else "not shown"
 
 
 def scoreboard(pages: Sequence[str], whose: Whose) -> str:
-    """Committed verdicts as a list in Markdown: each with links to the notebooks (pages) that judge it, and its claim.
+    """The committed verdicts on the paper's or on our claims, as a Markdown list with links to notebooks (``pages``).
 
-    The cases of a claim are gathered from all of them.
+    Cases of one claim, from all notebooks, are listed under it.
     """
     tables = []
     for page in pages:
