@@ -1,1 +1,1 @@
-"""What is learned from: images, texts and synthetic data, found or fetched or made, and how they are split."""
+"""Data sets: images, texts and synthetic data, where they come from, and how they are split."""

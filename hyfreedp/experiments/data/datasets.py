@@ -1,8 +1,8 @@
-"""Data sets, two that need no download and six of images: found or fetched, decoded once, kept as uint8 arrays.
+"""Data sets: two small ones that need no download, and images, which are decoded once and kept as uint8 arrays.
 
-Images are looked up in ``$HYFREEDP_DATA`` (as packed copies, or as the official files in torchvision's layout) and else
-downloaded. Decoded arrays stay in ``$HYFREEDP_CACHE`` (``data/cache`` if unset) and are mapped into memory, so that a
-second run starts at once and worker processes share them. A folder of the cache is whole or absent.
+Images are looked up in ``$HYFREEDP_DATA`` (as packed copies, or as the official files in torchvision's layout), or else
+downloaded. Decoded arrays stay in ``$HYFREEDP_CACHE`` (``data/cache`` if unset) and are memory-mapped, so that later
+runs start at once and worker processes share them. A folder of the cache appears only when it is complete.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from hyfreedp.experiments.store.paths import given, looked_at, workspace
 
 @dataclass(frozen=True)
 class Arrays:
-    """A data set in memory, or mapped into it.
+    """A data set, in memory or memory-mapped.
 
     Attributes:
         train, test: features and labels (int64). Features are float32, shape (N, d), or uint8 images (N, 3, H, W).
-        validation_start: training records from here on are held out when settings are chosen.
-        source: where they come from, for the record of a run.
+        validation_start: when settings are chosen, the training records from this index on are held out.
+        source: where the data come from, for the record of a run.
     """
 
     train: tuple[Tensor, Tensor]
@@ -42,14 +42,14 @@ class Arrays:
 
 
 def shuffled_by_group(groups: np.ndarray) -> np.ndarray:
-    """A fixed random order of records in which those of one group stay together; ``groups`` has one number each."""
+    """Indices of the records in a fixed random order that keeps groups together; ``groups`` has a number for each."""
     _, index = np.unique(groups, return_inverse=True)
     rank = np.random.default_rng(0).permutation(index.max() + 1)
     return np.argsort(rank[index], kind="stable")
 
 
 def held_out_from(groups: np.ndarray) -> int:
-    """Where the last fifth of the records begins, moved on to the next group so that none is on both sides."""
+    """The index at which the last fifth of the records begins, moved forward to where a group begins."""
     start = len(groups) * 4 // 5
     while start < len(groups) and groups[start] == groups[start - 1]:
         start += 1
@@ -57,7 +57,7 @@ def held_out_from(groups: np.ndarray) -> int:
 
 
 def _plain(features: np.ndarray, labels: np.ndarray, train_size: int, source: str) -> Arrays:
-    """Float features, the training part first; validation is its last fifth."""
+    """A data set from float features and labels, training records first, of which the last fifth is for validation."""
     x, y = torch.as_tensor(features, dtype=torch.float32), torch.as_tensor(labels, dtype=torch.int64)
     train, test = (x[:train_size], y[:train_size]), (x[train_size:], y[train_size:])
     return Arrays(train, test, train_size * 4 // 5, source)
@@ -77,15 +77,16 @@ def classification() -> Arrays:
     features, labels = make_classification(
         n_samples=10_000, n_features=40, n_informative=20, n_classes=10, class_sep=2.0, random_state=7
     )
-    # Divided by a fixed scale, chosen without looking at private data.
+    # The scale is a public constant.
     return _plain(features / 4, labels, 8000, "scikit-learn")
 
 
 @cache
 def some_images(name: str, size: int) -> Arrays:
-    """Some training images of a data set in its fixed random order, and all test images; see :func:`images`.
+    """``size`` training images of :func:`images`, and all its test images.
 
-    The last fifth of the training images begin the validation part of the whole, so that no group is on both sides.
+    Four fifths are the first training images of the whole set, the last fifth the first of its validation part, so
+    that no group is in both.
     """
     whole = images(name)
     start, train, validation = whole.validation_start, size * 4 // 5, size // 5
@@ -99,10 +100,9 @@ class ImageSet:
 
     Attributes:
         sizes: numbers of training and test images, checked after decoding.
-        validation_start: how many of the training images train where settings are chosen, four fifths and what is left
-            of the last group; checked too.
-        official: reads the official files below a folder, after downloading them there if asked to.
-        copy: a packed one, see :class:`~hyfreedp.experiments.data.image_files.Copy`.
+        validation_start: the number of training images before the validation part (:func:`held_out_from`); checked too.
+        official: ``official(folder, download)`` reads the official files in a folder, perhaps downloading them first.
+        copy: a packed copy, if there is one.
     """
 
     title: str
@@ -120,7 +120,7 @@ IMAGES = {
     "svhn": ImageSet("SVHN", (73_257, 26_032), 58_605, image_files.svhn),
     # The whole training set of the benchmark. torchvision's GTSRB has the 26,640 images of an earlier competition.
     "gtsrb": ImageSet("GTSRB", (39_209, 12_630), 31_379, image_files.gtsrb, image_files.GTSRB_32),
-    # Public, for pre-training; its test images have no labels, so the validation images are its test part here.
+    # Public, for pre-training. Its test images have no labels, so its validation images are the test part here.
     "tiny_imagenet": ImageSet(
         "Tiny ImageNet", (100_000, 10_000), 80_000, image_files.tiny_imagenet, image_files.TINY_IMAGENET_JPEG
     ),
@@ -129,24 +129,25 @@ IMAGES = {
 
 
 def images(name: str) -> Arrays:
-    """An image data set: from ``$HYFREEDP_DATA``, from the cache, or from the internet.
+    """An image data set of ``IMAGES``: from the cache, from ``$HYFREEDP_DATA``, or from the internet.
 
     Raises:
-        FileNotFoundError: it is nowhere and cannot be downloaded, with what to do.
+        FileNotFoundError: it is in neither place and cannot be downloaded; says what to do.
         ValueError: a file is damaged, or has other images than expected.
     """
-    wanted, cache = IMAGES[name], workspace().cache
-    folder, source = cache / f"{name}-official", "official"
-    if (copy := wanted.copy) is not None and all(map(given, copy.checksums)):
-        folder, source = cache / f"{name}-{copy.name}", copy.source
+    wanted, copy = IMAGES[name], IMAGES[name].copy
+    folder, source = workspace().cache / f"{name}-official", "official"
+    if copy is not None and all(given(file) for file in copy.checksums):
+        folder, source = folder.with_name(f"{name}-{copy.name}"), copy.source
         if not folder.exists():
-            copy.verify(data := Path(os.environ["HYFREEDP_DATA"]))
+            data = Path(os.environ["HYFREEDP_DATA"])
+            copy.verify(data)
             _decode(folder, wanted, *copy.read(data))
     elif not folder.exists():
         _fetch(folder, wanted)
 
     def tensor(name: str) -> Tensor:
-        # Copy on write: torch wants writable memory, and a write would stay in this process.
+        # Copy on write ("c"), since torch wants writable memory: a write would change neither file nor other processes.
         return torch.from_numpy(np.load(folder / f"{name}.npy", mmap_mode="c"))
 
     train, test = ((tensor(f"{part}_images"), tensor(f"{part}_labels")) for part in ("train", "test"))
@@ -154,11 +155,12 @@ def images(name: str) -> Arrays:
 
 
 def _fetch(folder: Path, wanted: ImageSet) -> None:
-    """Decode the official files of ``$HYFREEDP_DATA``, or download them to a temporary folder and decode those."""
+    """Decode the official files in ``$HYFREEDP_DATA``, or download them to a temporary folder and decode those."""
     data, missing = os.environ.get("HYFREEDP_DATA"), None
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".download-") as temporary:
-        for place, download in ((data, False), (temporary, True)) if data else ((temporary, True),):
+        places = [(data, False)] if data else []
+        for place, download in (*places, (temporary, True)):
             try:
                 parts = wanted.official(Path(place), download)
             except (OSError, RuntimeError) as error:  # what torchvision raises where files are missing
@@ -173,28 +175,30 @@ def _fetch(folder: Path, wanted: ImageSet) -> None:
 
 
 def _decode(folder: Path, wanted: ImageSet, train: Part, test: Part) -> None:
-    """Write both parts as arrays to ``folder``, which appears when all are complete."""
+    """Decode both parts into arrays in ``folder``, which appears when they are complete; ValueError for wrong sizes."""
     for name, part, size in zip(("training", "test"), (train, test), wanted.sizes, strict=True):
         if len(part.labels) != size:
             raise ValueError(f"{wanted.title} must have {size} {name} images, found {len(part.labels)}")
     groups = np.arange(len(train.labels)) if train.groups is None else train.groups
     order = shuffled_by_group(groups)
-    if (start := held_out_from(groups[order])) != (expected := wanted.validation_start):
+    start, expected = held_out_from(groups[order]), wanted.validation_start
+    if start != expected:
         raise ValueError(f"{wanted.title} must have {expected} training images before validation, found {start}")
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".decoding-") as temporary:
-        (made := Path(temporary) / "made").mkdir()
+        made = Path(temporary) / "made"
+        made.mkdir()
         _write(made, "train", train, order, wanted.title)
         _write(made, "test", test, np.arange(len(test.labels)), wanted.title)
         try:
             made.rename(folder)
         except OSError:
-            if not folder.exists():  # else another process was faster
+            if not folder.exists():  # otherwise another process has just made it
                 raise
 
 
 def _write(folder: Path, name: str, part: Part, order: np.ndarray, title: str) -> None:
-    """Images one by one into a file, so that a large set needs little memory."""
+    """Write images and labels in this order; images one at a time, so that a large set needs little memory."""
     shape = (len(order), 3, part.side, part.side)
     pixels = np.lib.format.open_memmap(folder / f"{name}_images.npy", mode="w+", dtype=np.uint8, shape=shape)
     places = np.argsort(order)

