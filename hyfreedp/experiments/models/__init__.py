@@ -1,1 +1,1 @@
-"""What learns: small networks, ViTs and language models, and their public weights."""
+"""Models: small networks, ViTs and language models, and their public weights."""

@@ -1,10 +1,10 @@
-"""Models, and which of their parameters are trained: all, biases and head (BitFit), or low-rank updates (LoRA).
+"""Classifiers, and which of their parameters are trained: all, biases and head (BitFit), or low-rank updates (LoRA).
 
 The public ViTs were pre-trained on ImageNet-21k with augmentation ("augreg", Steiner et al., 2022) and are fine-tuned
 as in the authors' public script (awslabs/fast-differential-privacy, examples/image_classification/CV_TIMM.py): images
-resized to 224 x 224, pixels normalised with mean and standard deviation 0.5. These are constants of the field, not
-statistics of private data. Two small ViTs start from weights of our own (``tools/weights/pretrain.py``). The
-head of every ViT starts at zero, as in Dosovitskiy et al. (2021).
+resized to 224 x 224, pixels normalised with mean and standard deviation 0.5, which are no statistics of private data.
+Three small ViTs start from weights of our own (``tools/weights/pretrain.py``). The head of every ViT starts at zero, as
+in Dosovitskiy et al. (2021).
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class Model:
     """One architecture.
 
     Attributes:
-        build: from the number of a record's features (used by the MLP alone) and of classes, with fresh weights (from
-            torch's global generator) or public ones.
-        tunings: what may be trained.
-        weights: the checkpoint of ours that it starts from, see :mod:`hyfreedp.experiments.models.public_weights`.
-        physical_batch_size: samples in memory at a time, for steps of at most about 10 GB; None: the whole batch.
+        build: ``build(features, classes)`` makes the model, with public weights or random ones (torch's global
+            generator); features, the number per record, are used by the MLP only.
+        tunings: which choices of trained parameters it allows.
+        weights: our checkpoint that it starts from, see :mod:`hyfreedp.experiments.models.public_weights`, or None.
+        physical_batch_size: samples computed at once, so that a step takes at most about 10 GB; None: the whole batch.
     """
 
     title: str
@@ -49,18 +49,15 @@ class Model:
     physical_batch_size: int | None = None
 
     def checksum(self) -> str | None:
-        """Of the weights of ours that training starts from, for the names of cells; None for others."""
+        """The checksum of our checkpoint that training starts from, for the keys of cells; None if there is none."""
         return None if self.weights is None else weights.checksum(self.weights)
 
 
 class Pixels(nn.Module):
-    """The first layer of every ViT: images of any size, as they are stored, to the model's size and range [-1, 1].
+    """The first layer of every ViT: resizes stored images to (B, C, side, side) and scales pixels to [-1, 1].
 
-    Args:
-        side: of the images that the model wants.
-
-    Takes uint8, shape (B, 3, H, W), or floats in [0, 1] of square grey images as flat vectors, shape (B, H * H).
-    Resizing is bilinear, with antialiasing where it makes images smaller.
+    Takes uint8, shape (B, 3, H, W), or square grey images as flat vectors of floats in [0, 1], shape (B, H * H).
+    Resizing is bilinear, with antialiasing if images become smaller.
     """
 
     def __init__(self, side: int) -> None:
@@ -79,7 +76,7 @@ class Pixels(nn.Module):
 
 
 def mlp(hidden: tuple[int, ...], features: int, classes: int) -> nn.Sequential:
-    """A perceptron with hidden layers of these widths and ReLUs."""
+    """A multilayer perceptron with ReLUs and hidden layers of these widths, from (B, features) to (B, classes)."""
     widths = (features, *hidden, classes)
     modules: list[nn.Module] = []
     for width_in, width_out in pairwise(widths):
@@ -87,12 +84,12 @@ def mlp(hidden: tuple[int, ...], features: int, classes: int) -> nn.Sequential:
     return nn.Sequential(*modules[:-1])
 
 
-# timm's own layer norm is a subclass, for which Opacus has no sampler.
+# torch's layer norm: for timm's subclass of it Opacus has no rule.
 _NORM = partial(nn.LayerNorm, eps=1e-6)
 
 
 def vit(side: int, patch: int, channels: int, width: int, depth: int, heads: int, classes: int) -> nn.Module:
-    """timm's vision transformer for square images, with fresh weights."""
+    """timm's vision transformer for square images, with random weights."""
     from timm.models.vision_transformer import VisionTransformer
 
     images: dict[str, Any] = {"img_size": side, "patch_size": patch, "in_chans": channels, "num_classes": classes}
@@ -106,9 +103,9 @@ def _small_vit(
 
 
 class Bfloat16(nn.Sequential):
-    """Modules whose matrix products are computed in bfloat16; outputs are float32.
+    """Modules in sequence, with matrix products in bfloat16 and float32 outputs.
 
-    Twice as fast on recent CPUs, but not with torch's fused attention, whose backward pass takes them far longer.
+    On recent CPUs this is twice as fast, except for torch's fused attention, whose backward pass is far slower.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -131,7 +128,7 @@ def _public_vit(name: str, _: int, classes: int) -> nn.Module:
 
     try:
         network = timm.create_model(f"{name}.augreg_in21k", pretrained=True, num_classes=classes, norm_layer=_NORM)
-    except Exception as error:  # timm passes on whatever its hub, the network and the file system raise
+    except Exception as error:  # any error of the hub, the network or the file system
         raise RuntimeError(
             f"the public weights of {name} could not be loaded ({type(error).__name__}: {error}): connect to the "
             "internet once, so that timm keeps them, or choose a model that is trained from scratch"
@@ -191,7 +188,7 @@ def head(module: nn.Module) -> nn.Linear:
 
 
 def add_low_rank_updates(module: nn.Module, targets: str, **options: Any) -> None:
-    """Of the layers whose names match, which start at zero (Hu et al., 2022); all other parameters are frozen."""
+    """Add LoRA (Hu et al., 2022; zero at the start) to layers whose names match a regex; freeze all else, in place."""
     from peft import LoraConfig, inject_adapter_in_model
 
     config = LoraConfig(r=LORA_RANK, lora_alpha=LORA_RANK, target_modules=targets, **options)
@@ -199,10 +196,10 @@ def add_low_rank_updates(module: nn.Module, targets: str, **options: Any) -> Non
 
 
 def choose_trainable(module: nn.Module, tuning: Tuning) -> None:
-    """Freeze in place all parameters but those that the tuning trains, and the head.
+    """Freeze, in place, all parameters that this tuning does not train.
 
-    "full": all; "bitfit": biases (Ben Zaken et al., 2022); "lora": new low-rank updates of the projections of
-    attention.
+    "full" trains all, "bitfit" biases and head (Ben Zaken et al., 2022), "lora" the head and new low-rank updates of
+    the attention's projections.
     """
     if tuning == "full":
         return
@@ -216,9 +213,9 @@ def choose_trainable(module: nn.Module, tuning: Tuning) -> None:
 
 
 def make_model(name: str, tuning: Tuning, *, features: int, classes: int, seed: int) -> nn.Module:
-    """A model in train mode with only some parameters trainable; the global random state is left as it was.
+    """A model of ``MODELS`` in train mode, with the parameters of ``tuning`` trainable.
 
-    RuntimeError if public weights are neither on this machine nor to be had. Features are used by the MLP alone.
+    The global random state is restored. RuntimeError if public weights cannot be loaded.
     """
     with random_states_kept(default_device()):
         torch.manual_seed(seed)

@@ -1,8 +1,8 @@
 """Causal language models, where their weights come from, and which of their parameters are trained.
 
-Real weights are looked up in ``$HYFREEDP_WEIGHTS/<name>`` (a folder as transformers' ``save_pretrained`` writes it) and
-else asked of transformers, which keeps what it downloads. Small models start from weights of our own, trained on public
-sentences (``tools/weights/pretrain.py``).
+Public weights (GPT-2, LLaMA-2) are read from ``$HYFREEDP_WEIGHTS/<name>``, a folder as ``save_pretrained`` writes it,
+if the variable is set, and else by transformers, which downloads and caches them. Small models start from our own
+weights, trained on public sentences (``tools/weights/pretrain.py``).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 GPT2, LLAMA2 = "openai-community/gpt2", "meta-llama/Llama-2-7b-hf"
 REVISIONS = {GPT2: "607a30d783dfa663caf39e06633721c8d4cfcd7e", LLAMA2: "01c7f73d771dfac7d292323805ebc428287df4f9"}
-# Queries and values, as in Hu et al. (2022); GPT-2 computes them, and the keys, in one layer.
+# Queries and values, as in Hu et al. (2022); GPT-2 has one layer for these and keys.
 LORA_TARGETS = r".*\.(c_attn|q_proj|v_proj)"
 
 
@@ -37,13 +37,13 @@ class LanguageModel:
     """One architecture with its tokenizer.
 
     Attributes:
-        build: the model, with fresh weights (from torch's global generator), ours or public ones.
-        tokenizer: reads the tokenizer.
-        context_length: tokens that a sequence may have.
-        token_budget: tokens in memory at a time, padding included; None: the whole batch.
-        tunings: what may be trained.
-        weights: the checkpoint of ours that it starts from, see :mod:`hyfreedp.experiments.models.public_weights`.
-        public: name of the public weights that it starts from.
+        build: makes the model, with our weights, public ones, or random ones (torch's global generator).
+        tokenizer: loads the tokenizer.
+        context_length: the most tokens of a sequence.
+        token_budget: tokens computed at once, padding included; None: the whole batch.
+        tunings: which choices of trained parameters it allows.
+        weights: our checkpoint that it starts from, see :mod:`hyfreedp.experiments.models.public_weights`, or None.
+        public: the name, on the Hugging Face hub, of the public weights that it starts from, or None.
     """
 
     title: str
@@ -56,7 +56,7 @@ class LanguageModel:
     public: str | None = None
 
     def checksum(self) -> str | None:
-        """Of the weights that training starts from, for the names of cells; None for fresh ones."""
+        """The checksum or revision of the weights that training starts from, for keys of cells; None if random."""
         if self.public is not None:
             folder = weights_folder(self.public)
             return REVISIONS[self.public] if folder is None else _folder_checksum(folder)
@@ -67,7 +67,7 @@ def weights_folder(public: str) -> Path | None:
     """The folder below ``$HYFREEDP_WEIGHTS`` that holds these public weights; None if the variable is not set.
 
     Raises:
-        FileNotFoundError: it is set, and has no such model.
+        FileNotFoundError: it is set, but has no such model.
     """
     variable = os.environ.get("HYFREEDP_WEIGHTS")
     if not variable:
@@ -83,7 +83,7 @@ def weights_folder(public: str) -> Path | None:
 
 @cache
 def _folder_checksum(folder: Path) -> str:
-    """SHA-256 over the names and contents of a model's weights and configuration."""
+    """SHA-256 of the names and contents of a model's weights and configuration."""
     digest = hashlib.sha256()
     for path in sorted([*folder.glob("*.safetensors"), *folder.glob("*.bin"), folder / "config.json"]):
         digest.update(path.name.encode())
@@ -93,15 +93,15 @@ def _folder_checksum(folder: Path) -> str:
 
 
 def _loaded(kind: str, public: str, **options: Any) -> Any:
-    """A model or tokenizer of transformers, from ``$HYFREEDP_WEIGHTS`` or its own store."""
+    """A model or tokenizer of transformers, from ``$HYFREEDP_WEIGHTS`` or transformers' cache or hub."""
     import transformers
 
     folder = weights_folder(public)
     try:
-        # A revision is a hash over the contents, so that what is downloaded is what was meant.
+        # A revision is a hash of the contents, so no other file can be downloaded.
         source = {"revision": REVISIONS[public]} if folder is None else {}
         return getattr(transformers, kind).from_pretrained(folder or public, **source, **options)
-    except Exception as error:  # transformers passes on whatever its hub, the network and the file system raise
+    except Exception as error:  # any error of the hub, the network or the file system
         if folder is not None:
             raise ValueError(f"the weights in {folder} cannot be read ({type(error).__name__}: {error})") from error
         raise FileNotFoundError(
@@ -136,7 +136,7 @@ def _llama(**sizes: Any) -> PreTrainedModel:
 
 def _special_tokens() -> dict[str, Any]:
     ours = own_tokenizer()
-    # Without its padding, which is on the right and never a target, and which transformers would warn about.
+    # Not pad_token_id, of which transformers would warn: padding is on the right and never a target.
     ids = {f"{name}_token_id": getattr(ours, f"{name}_token_id") for name in ("bos", "eos")}
     return {"vocab_size": len(ours), **ids}
 
@@ -151,7 +151,7 @@ def _pretrained(title: str, recipe: str, base: str, context_length: int, token_b
 
 
 _TINY = {"n_positions": 256, "n_embd": 64, "n_layer": 2, "n_head": 4}
-# The same function as GPT-2's activation, in one operation.
+# GPT-2's activation as one operation, which rounds differently.
 _FUSED = {"activation_function": "gelu_pytorch_tanh"}
 _SMALL = {"n_positions": 1024, "n_embd": 768, "n_layer": 12, "n_head": 12}
 _TINY_LLAMA = {"max_position_embeddings": 2048, "hidden_size": 64, "intermediate_size": 176}
@@ -161,7 +161,7 @@ _ON_SENTENCES = "tiny GPT-2, pre-trained on public sentences"
 LANGUAGE_MODELS = {
     "gpt2_tiny": LanguageModel("GPT-2, width 64, depth 2", partial(_gpt2, **_TINY), own_tokenizer, 256, 16_384),
     "gpt2_sentences": _pretrained(_ON_SENTENCES, "gpt2_sentences", "gpt2_tiny", 256, 16_384),
-    # For whole runs on one core: a quarter faster, and other numbers by rounding. Small pieces stay in its cache.
+    # For whole runs on one core: a quarter faster by the fused activation, and pieces small enough for the cache.
     "gpt2_tiny_fused": LanguageModel(
         "GPT-2, width 64, depth 2", partial(_gpt2, **_TINY, **_FUSED), own_tokenizer, 256, 4_096
     ),
@@ -192,13 +192,13 @@ LANGUAGE_MODELS = {
 
 
 def choose_trainable(model: PreTrainedModel, tuning: Tuning) -> None:
-    """Leave all parameters trainable ("full"), or freeze them and add low-rank updates that start at zero ("lora").
+    """In place, leave all parameters trainable ("full"), or freeze them and add LoRA, zero at the start ("lora").
 
-    The updates are kept in single precision: in half precision small steps would round to nothing.
+    The updates are in single precision: in half precision small steps would be rounded away.
     """
     if tuning == "full":
         return
-    transposed = model.config.model_type == "gpt2"  # its Conv1D keeps weights the other way round
+    transposed = model.config.model_type == "gpt2"  # its Conv1D has weights of shape (inputs, outputs)
     add_low_rank_updates(model, LORA_TARGETS, fan_in_fan_out=transposed)
     for parameter in model.parameters():
         if parameter.requires_grad:
@@ -206,9 +206,9 @@ def choose_trainable(model: PreTrainedModel, tuning: Tuning) -> None:
 
 
 def make_language_model(name: str, tuning: Tuning, *, seed: int) -> PreTrainedModel:
-    """A model in train mode with only some parameters trainable; the global random state is left as it was.
+    """A model of ``LANGUAGE_MODELS`` in train mode, with the parameters of ``tuning`` trainable.
 
-    FileNotFoundError says which weights are missing, and what to do; ValueError that they cannot be read.
+    The global random state is restored. FileNotFoundError if weights are missing, ValueError if they are damaged.
     """
     with random_states_kept(default_device()):
         torch.manual_seed(seed)

@@ -1,6 +1,6 @@
-"""Public weights of our own in data/checkpoints: half precision, each beside a JSON of the recipe that made it.
+"""Our own public weights, data/checkpoints: ``<name>.safetensors`` in half precision, and ``<name>.json``, its recipe.
 
-``tools/weights/pretrain.py`` makes and writes them.
+``tools/weights/pretrain.py`` makes them.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ HEAD = "vit.head."
 
 
 def checksum(name: str) -> str:
-    """The SHA-256 of a checkpoint's weights, as its JSON states it; "missing" if there is none."""
+    """The SHA-256 of a checkpoint's weights, from its JSON; "missing" if there is none."""
     described = workspace().checkpoints / f"{name}.json"
     return json.loads(described.read_text(encoding="utf-8"))["sha256"] if described.exists() else "missing"
 
 
 def load(name: str, model: nn.Module) -> None:
-    """Give a model the weights of a checkpoint; its classifier stays as it is.
+    """Load a checkpoint into ``model``, in place, all but its classifier.
 
     Raises:
-        FileNotFoundError: there is no such checkpoint, with the command that makes it.
-        ValueError: the file is not the one that was written, or is of another architecture.
+        FileNotFoundError: there is no such checkpoint; names the command that makes it.
+        ValueError: its checksum is wrong, or it is of another architecture.
     """
     from safetensors.torch import load as deserialized
 
