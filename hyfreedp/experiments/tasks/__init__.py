@@ -1,1 +1,1 @@
-"""Data, models and a training protocol, with their scores, by name."""
+"""Tasks by name: data, models, training protocol and scores."""

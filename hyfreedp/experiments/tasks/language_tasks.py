@@ -1,9 +1,9 @@
 """Language tasks: table to text (Tab. gpt2) and causal language modelling (Fig. llama).
 
-A record is one sequence. Its loss is the mean cross-entropy over its own target tokens, in nats: the sentence that a
-meaning representation asks for, or a whole document; prompt and padding count nothing. Protocol: E2E with batches of
-1,024 for 10 epochs, as is usual there (Li et al., 2022), documents for 3 epochs as in the paper's §Efficiency; delta is
-N^-1.1. The other tasks have runs that two CPU cores train in seconds.
+A record is one sequence. Its loss is the mean cross-entropy, in nats, over its target tokens: those of the reference
+text, or of a whole document; prompt and padding do not count. Protocol: E2E in batches of 1,024 for 10 epochs, as usual
+(Li et al., 2022); documents for 3 epochs, as in the paper's §Efficiency; delta is N^-1.1. Runs of the two synthetic
+tasks take seconds on two CPU cores.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ if TYPE_CHECKING:
 
 Batch = tuple[Tensor, Tensor]
 DOCUMENT_BATCH, DOCUMENT_EPOCHS = 200, 3
-WIDTHS = 16  # records are as wide as a multiple of it, so that few forms are in a batch
-TEST_SHARE = 10  # one in ten documents is for the test
+WIDTHS = 16  # records are padded to a multiple of this length, so that a batch has few different shapes
+TEST_SHARE = 10  # one in so many documents is for the test
 E2E_BATCH, E2E_EPOCHS = 1024, 10
-SYNTHETIC = 6_000  # pairs or documents that train
-# What two CPU cores train, and score at every fifth step, in seconds.
+SYNTHETIC = 6_000  # training pairs or documents
+# Two CPU cores train such a run, and evaluate it at every fifth step, in seconds.
 SMALL_BATCH, SMALL_STEPS, SCORED = 64, 40, 100
 
 
 @dataclass(frozen=True)
 class LanguageTask:
-    """One language problem; the attributes are those of :class:`hyfreedp.experiments.tasks.registry.Task`.
+    """One language problem, with attributes as in :class:`hyfreedp.experiments.tasks.registry.Task`, and:
 
     Attributes:
-        models: names in :data:`hyfreedp.experiments.models.language_models.LANGUAGE_MODELS`, the task's own first.
-        scored: sequences of the held-out part, from its start, that a run is scored on; all if None.
+        models: names in :data:`hyfreedp.experiments.models.language_models.LANGUAGE_MODELS`, the default first.
+        scored: how many evaluation sequences, the first, a run is evaluated on; None: all.
     """
 
     title: str
@@ -64,16 +64,16 @@ class LanguageTask:
 
     @property
     def validation_start(self) -> int:
-        """How many of these records train where settings are chosen; the texts are read for it."""
+        """The number of training records that are not held out when settings are chosen; reads the texts."""
         return self.load().validation_start
 
     @property
     def source(self) -> str:
-        """Where the texts come from, which are read for it."""
+        """Where the texts come from; reads them."""
         return self.load().source
 
     def with_source(self, source: str) -> LanguageTask:
-        """This task on the documents of a file, see :func:`read_documents`."""
+        """This task on the documents in a file, see :func:`read_documents`."""
         texts = read_documents(source)
         size = len(texts.train)
         return replace(
@@ -88,25 +88,22 @@ class LanguageTask:
         )
 
     def architecture(self, model: str | None) -> LanguageModel:
-        """The model of that name, the task's own if None."""
+        """The architecture of that name; None: the default."""
         return LANGUAGE_MODELS[model or self.models[0]]
 
     def model(self, seed: int, name: str | None = None, tuning: Tuning = "full") -> PreTrainedModel:
-        """A model, the task's own if None; see ``language_models.make_language_model``."""
+        """A new model (None: the default), see ``language_models.make_language_model``."""
         return make_language_model(name or self.models[0], tuning, seed=seed)
 
     def datasets(self, evaluation: Evaluation, model: str | None = None) -> tuple[TensorDataset, TensorDataset]:
-        """Training and evaluation sequences, as tokens and labels of shape (N, L), padded on the right.
+        """Training and evaluation sequences: tokens and labels, each (N, L), as ``encoding.encode`` returns them.
 
-        ``labels`` are the tokens where they are targets, and ``IGNORED`` elsewhere.
-
-        Raises:
-            ValueError: a sequence is longer than the model's context, or has no target.
+        ValueError if a sequence is longer than the model's context, or has no target.
         """
         return _records(self, evaluation, model or self.models[0])
 
     def losses_of(self, model: nn.Module) -> Callable[[Batch], Tensor]:
-        """Per-sample losses, shape (B,), of what :func:`shortened` gives, which goes to the model's device."""
+        """A function from a batch of :func:`shortened` to its per-sample losses (B,), on the model's device."""
 
         def per_sample_loss(batch: Batch) -> Tensor:
             losses, targets = token_losses(model, *batch)
@@ -121,23 +118,26 @@ class LanguageTask:
         return shortened(tokens[None], labels[None], WIDTHS)
 
     def physical_batches(self, model: str | None) -> PhysicalBatchSize:
-        """Records at once by the model's token budget, padding included."""
+        """How many records are computed at once, by the model's token budget, padding included."""
         budget = self.architecture(model).token_budget
         return None if budget is None else token_budget(lambda record: record[0].shape[1], budget)
 
     def evaluate(self, model: nn.Module, data: TensorDataset, name: str | None = None) -> Scores:
-        """Over all target tokens: the share predicted right, and the mean cross-entropy in nats."""
+        """The share of target tokens predicted correctly, and their mean cross-entropy in nats."""
         tokens, labels = data.tensors
         right, loss, count = 0.0, 0.0, 0
         with torch.no_grad(), eval_mode(model.modules()):
             for batch in pieces(tokens, labels, self.architecture(name).token_budget):
                 losses, targets, hits = token_losses(model, *batch, hits=True)
-                right, loss, count = right + hits.sum().item(), loss + losses.sum().item(), count + int(targets.sum())
+                right += hits.sum().item()
+                loss += losses.sum().item()
+                count += int(targets.sum())
         return Scores(right / count, loss / count)
 
     def outputs(self, model: nn.Module, name: str | None = None) -> list[str] | None:
-        """The sentence for each meaning representation of the test part; None for documents."""
-        if (texts := self.load()).documents:
+        """The generated sentence for each MR of the test part; None for documents."""
+        texts = self.load()
+        if texts.documents:
             return None
         from hyfreedp.experiments.tasks.generation import generate
 
@@ -145,7 +145,7 @@ class LanguageTask:
 
 
 def pieces(tokens: Tensor, labels: Tensor, budget: int | None) -> Iterator[Batch]:
-    """Sequences of like lengths together, shortened, of ``budget`` tokens at most with padding; all at once if None."""
+    """Batches of :func:`shortened` sequences of similar lengths, at most ``budget`` tokens with padding; None: one."""
     lengths = ((labels != IGNORED) * torch.arange(labels.shape[1])).amax(dim=1)
     order = lengths.argsort(descending=True)
     while len(order):
@@ -155,22 +155,24 @@ def pieces(tokens: Tensor, labels: Tensor, budget: int | None) -> Iterator[Batch
 
 
 def shortened(tokens: Tensor, labels: Tensor, multiple: int = 1) -> Batch:
-    """A batch without the columns that its losses need not: behind the last target, and labels before the first.
+    """A batch without the columns that do not affect its losses, and with labels shifted to the model's outputs.
 
-    Both ends are rounded out to a multiple. The labels are those of the last columns of the model's output.
+    Tokens lose the columns from the last target on, labels those before the first target. Both cuts are moved outwards
+    to multiples of ``multiple``. The labels (B, T) belong to the last T columns of the model's output.
     """
     columns = (labels != IGNORED).any(dim=0).nonzero()
-    first, last = (int(columns[0]) - 1) // multiple * multiple, -(-int(columns[-1]) // multiple) * multiple
+    first = (int(columns[0]) - 1) // multiple * multiple
+    last = math.ceil(int(columns[-1]) / multiple) * multiple
     last = min(last, tokens.shape[1] - 1)
     return tokens[:, :last], labels[:, first + 1 : last + 1]
 
 
 def token_losses(model: nn.Module, tokens: Tensor, labels: Tensor, *, hits: bool = False) -> tuple[Tensor, ...]:
-    """Cross-entropy of every target token in nats, zero elsewhere, of what :func:`shortened` gives.
+    """Cross-entropy of the tokens in a batch of :func:`shortened`, in nats.
 
     Returns:
-        Losses, float32, which positions are targets, and if asked for which targets are the most probable token; all of
-        one shape (B, T).
+        Losses (float32, zero where there is no target), a mask of targets, and with ``hits`` a mask of targets that the
+        model finds most probable; each of shape (B, T).
     """
     device = next(model.parameters()).device
     tokens, labels = tokens.to(device), labels.to(device)
@@ -189,7 +191,7 @@ def _records(task: LanguageTask, evaluation: Evaluation, model: str) -> tuple[Te
     if evaluation == "test":
         references = ([Pair(meaning, text) for text in several] for meaning, several in texts.test)
         held_out = texts.test if texts.documents else [*chain.from_iterable(references)]
-    cut = not texts.documents  # one reference of E2E's tests is longer than our small model's context
+    cut = not texts.documents  # one of E2E's test references is longer than our small models' context
     train = TensorDataset(*encode(tokenizer, texts.train[:start], length))
     return train, TensorDataset(*encode(tokenizer, held_out[: task.scored], length, cut=cut))
 
@@ -199,10 +201,9 @@ read_e2e, read_synthetic = cache(e2e), cache(synthetic)
 
 @cache
 def read_documents(source: str) -> Texts:
-    """The documents of a file: in one fixed random order, the last tenth of them for the test.
+    """The documents in a file, in a fixed random order, the last tenth for the test.
 
-    Raises:
-        ValueError: there are fewer than two batches of them, or it cannot be read, see ``texts.documents_from``.
+    ValueError if they make fewer than two batches, or cannot be read, see ``texts.documents_from``.
     """
     documents = documents_from(source)
     size = len(documents) - len(documents) // TEST_SHARE
@@ -223,7 +224,7 @@ def _small(title: str, models: tuple[str, ...], name: str) -> LanguageTask:
 
 _OWN = ("gpt2_sentences", "gpt2_tiny")
 _LARGE = ("gpt2_small_sentences", "gpt2", "gpt2_small")
-OF_DOCUMENTS = "reports"  # the task whose documents a spec may replace
+OF_DOCUMENTS = "reports"  # the task for which a spec may name a file of other documents
 LANGUAGE_TASKS = {
     "restaurants": _small(f"restaurants (synthetic, {SYNTHETIC:,} pairs)", _OWN + _LARGE, "restaurants"),
     "e2e": LanguageTask(

@@ -1,9 +1,8 @@
 """The five scores of the E2E challenge.
 
-They agree with the challenge's own scripts (Dusek, Novikova and Rieser 2020): BLEU and NIST as MT-Eval v13a with a
-variable number of references, METEOR, ROUGE-L and CIDEr as the COCO caption evaluation with its tokeniser. METEOR is
-version 1.5 itself, with its own paraphrases and synonyms: the archives that pycocoevalcap brings are the challenge's
-byte for byte, as is the tokeniser's.
+They agree with the challenge's scripts (Dusek, Novikova and Rieser 2020): BLEU and NIST are those of MT-Eval v13a, with
+a variable number of references; METEOR, ROUGE-L and CIDEr those of the COCO caption evaluation, with its tokeniser. The
+archives of METEOR 1.5 and of the tokeniser that pycocoevalcap contains are the challenge's, byte for byte.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from pycocoevalcap.tokenizer.ptbtokenizer import PTBTokenizer
 from sacrebleu.tokenizers.tokenizer_13a import Tokenizer13a
 
 LONGEST_NGRAM = 5
-# Of NIST's length penalty: one half where the output has two thirds of the references' length.
+# Of NIST's length penalty, which is 1/2 for outputs of two thirds of the references' length.
 PENALTY = -math.log(0.5) / math.log(1.5) ** 2
 
 
@@ -32,13 +31,14 @@ def scores(references: Sequence[Sequence[str]], outputs: Sequence[str]) -> dict[
     """BLEU, NIST, METEOR, ROUGE_L and CIDEr of a system's outputs.
 
     Args:
+        references: one or more texts for each instance.
         outputs: one text for each instance.
 
     Returns:
-        The scores; the last three are None where there is no Java, which METEOR and the tokeniser of all three need.
+        The scores; METEOR, ROUGE_L and CIDEr are None without Java, which METEOR and the tokeniser of all three need.
 
     Raises:
-        ValueError: other than one output for each instance, or no instance, or one without references.
+        ValueError: not one output for each instance, no instance, or one without references.
     """
     if len(references) != len(outputs) or not outputs:
         raise ValueError(f"need one output for each instance, got {len(outputs)} for {len(references)}")
@@ -58,8 +58,8 @@ def scores(references: Sequence[Sequence[str]], outputs: Sequence[str]) -> dict[
 def bleu(references: Sequence[Sequence[str]], outputs: Sequence[str]) -> float:
     """BLEU of MT-Eval v13a, from 0 to 1, with n-grams of up to four words and its smoothing.
 
-    sacrebleu counts, but where nothing matches, or no output has four words, it gives 0. The script smooths the first,
-    as any length of which no n-gram matches, and takes lengths that no output has for perfect.
+    sacrebleu counts n-grams. Its score would be 0 if nothing matches, or if no output has four words. As in the script,
+    an n without matches is smoothed, and an n for which no output has n words counts as perfect.
     """
     streams = list(zip_longest(*references))  # sacrebleu wants None where an instance has fewer references
     found = sacrebleu.BLEU(lowercase=True, tokenize="13a").corpus_score(list(outputs), streams)

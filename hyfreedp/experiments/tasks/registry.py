@@ -1,12 +1,11 @@
-"""All tasks by name: data, the models for them, and the training protocol (batch size, steps, delta) of all methods.
+"""All tasks by name: data, models for them, and the training protocol of all methods (batch size, steps, delta).
 
-Those of language are in :mod:`hyfreedp.experiments.tasks.language_tasks`; a run treats both kinds alike.
+Language tasks are in :mod:`hyfreedp.experiments.tasks.language_tasks`, with the same interface.
 
-Protocol of the images, at every profile: batches of 1,000 for 5 epochs, without augmentation. The paper does not print
-its own; these are the defaults of the authors' public fine-tuning script for the same data sets and models
-(awslabs/fast-differential-privacy, examples/image_classification/CV_TIMM.py), and fixed for every method. Where 20,000
-of the images are taken, the batch is 400, for the sample rate that 1,000 are of CIFAR-10. The two small tasks have
-batches of 500 for 100 steps, which two CPU cores train in seconds.
+Protocol for images, at every profile: batches of 1,000 for 5 epochs, without augmentation. The paper does not print its
+own. These are the defaults of the authors' public fine-tuning script for the same data sets and models
+(awslabs/fast-differential-privacy, examples/image_classification/CV_TIMM.py). With 20,000 training images batches have
+400, which gives CIFAR-10's sample rate. The two small tasks take 100 steps of 500, seconds on two CPU cores.
 """
 
 from __future__ import annotations
@@ -36,16 +35,16 @@ PART, PART_BATCH = 20_000, 400
 
 @dataclass(frozen=True)
 class Task:
-    """One problem of classification. Nothing is read before :meth:`datasets` is called.
+    """One classification problem. Data are read only when needed.
 
     Attributes:
-        load: gives the data as they are stored.
-        train_size: N, with which ``evaluation="test"`` trains.
-        validation_start: how many of these records train where settings are chosen.
-        features: entries of one record as a flat vector; 0 where images have no fixed size.
-        models: names in :data:`~hyfreedp.experiments.models.image_models.MODELS` that fit the data, its own first.
-        batch_size, steps, delta: the protocol; the sample rate is ``batch_size / train_size``.
-        evaluations: of a run of more than a hundred steps, the last one included.
+        load: reads the data.
+        train_size: N, the number of training records for ``evaluation="test"``.
+        validation_start: how many of them are not held out when settings are chosen.
+        features: length of one record as a flat vector; 0 if models take images of any size.
+        models: names in :data:`~hyfreedp.experiments.models.image_models.MODELS` that fit the data, the default first.
+        batch_size, steps, delta: the protocol; the sample rate is ``batch_size`` over the training records.
+        evaluations: about how often a run of more than a hundred steps is evaluated, the last step included.
     """
 
     title: str
@@ -64,15 +63,15 @@ class Task:
 
     @property
     def source(self) -> str:
-        """Where the data come from, which are read for it."""
+        """Where the data come from; reads them."""
         return self.load().source
 
     def architecture(self, model: str | None) -> Model:
-        """The model of that name, the task's own if None."""
+        """The architecture of that name; None: the default."""
         return MODELS[model or self.models[0]]
 
     def datasets(self, evaluation: Evaluation, model: str | None = None) -> tuple[TensorDataset, TensorDataset]:
-        """Training and evaluation data; "validation" evaluates on a fifth of the training part, held out."""
+        """Training and evaluation data; "validation" evaluates on the held-out fifth of the training part."""
         arrays = self.load()
         if evaluation == "test":
             return TensorDataset(*arrays.train), TensorDataset(*arrays.test)
@@ -81,15 +80,15 @@ class Task:
         return TensorDataset(features[:cut], labels[:cut]), TensorDataset(features[cut:], labels[cut:])
 
     def model(self, seed: int, name: str | None = None, tuning: Tuning = "full") -> nn.Module:
-        """A model, the task's own if None, with fresh weights; see ``models.image_models.make_model``."""
+        """A new model (None: the default), see ``models.image_models.make_model``."""
         return make_model(name or self.models[0], tuning, features=self.features, classes=self.classes, seed=seed)
 
     def physical_batches(self, model: str | None) -> int | None:
-        """Samples in memory at a time."""
+        """How many samples are computed at once; None: the whole batch."""
         return self.architecture(model).physical_batch_size
 
     def evaluate(self, model: nn.Module, data: TensorDataset, name: str | None = None) -> Scores:
-        """See :func:`hyfreedp.experiments.tasks.scores.evaluate`; without gradients more samples fit in memory."""
+        """See :func:`hyfreedp.experiments.tasks.scores.evaluate`; four times larger pieces than in training."""
         pieces = self.physical_batches(name)
         return evaluate(model, data, 4096 if pieces is None else 4 * pieces)
 
@@ -102,11 +101,14 @@ def _small(title: str, load: Callable[[], Arrays], size: int, features: int, mod
 
 
 def _images(name: str, classes: int, part: int | None = None) -> Task:
-    """All images of a set; or so many of its training images and all for the test: a table in hours of two cores."""
+    """A task with all images of a set, or with ``part`` of its training images, so that two cores take hours."""
     known = datasets.IMAGES[name]
-    size, batch, evaluations = (known.sizes[0], IMAGE_BATCH, 20) if part is None else (part, PART_BATCH, 5)
-    load = partial(datasets.images, name) if part is None else partial(datasets.some_images, name, part)
-    start = known.validation_start if part is None else part * 4 // 5
+    if part is None:
+        size, batch, evaluations, start = known.sizes[0], IMAGE_BATCH, 20, known.validation_start
+        load = partial(datasets.images, name)
+    else:
+        size, batch, evaluations, start = part, PART_BATCH, 5, part * 4 // 5
+        load = partial(datasets.some_images, name, part)
     data = (f"{known.title} ({size:,} images)", load, size, start, 0, classes)
     return Task(*data, IMAGE_MODELS, batch, IMAGE_EPOCHS * math.ceil(size / batch), size**-1.1, evaluations)
 

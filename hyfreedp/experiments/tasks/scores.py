@@ -1,4 +1,4 @@
-"""The loss that a classifier is trained by, and how well it does on held-out data."""
+"""A classifier's training loss, and its scores on evaluation data."""
 
 from __future__ import annotations
 
@@ -16,17 +16,14 @@ Evaluation = Literal["test", "validation"]
 
 
 class Scores(NamedTuple):
-    """On evaluation data: the share of correct predictions, and the mean cross-entropy in nats.
-
-    Predictions are of labels, or of the target tokens of a text.
-    """
+    """On evaluation data: the share of correctly predicted labels (or target tokens); mean cross-entropy in nats."""
 
     accuracy: float
     loss: float
 
 
 def losses_of(model: nn.Module) -> Callable[[tuple[Tensor, Tensor]], Tensor]:
-    """Per-sample cross-entropy, shape (B,), of a batch of features and labels, which goes to the model's device."""
+    """A function from a batch (features, labels) to per-sample cross-entropy, shape (B,), on the model's device."""
     device = next(model.parameters()).device
 
     def per_sample_loss(batch: tuple[Tensor, Tensor]) -> Tensor:
@@ -37,7 +34,7 @@ def losses_of(model: nn.Module) -> Callable[[tuple[Tensor, Tensor]], Tensor]:
 
 
 def evaluate(model: nn.Module, data: TensorDataset, batch_size: int = 4096) -> Scores:
-    """Scores of a classifier in eval mode, on the model's device; the model's mode is restored."""
+    """Scores of a classifier in eval mode (its mode is restored), on the model's device."""
     device = next(model.parameters()).device
     correct, loss = 0.0, 0.0
     with torch.no_grad(), eval_mode(model.modules()):
