@@ -1,1 +1,1 @@
-"""What the tables compare with and the core does not hold: adaptive clipping."""
+"""Baselines for the tables that are not part of the core: adaptive clipping."""

@@ -1,7 +1,7 @@
-"""Adaptive clipping (Andrew et al., 2021), a baseline: R_g follows a quantile of the gradient norms, privately.
+"""Adaptive clipping (Andrew et al., 2021): the threshold R_g privately follows a quantile of gradient norms.
 
-Beside the clipped gradients each step releases how many of them were below R_g. Both come from one batch and count as
-one Gaussian mechanism (their Theorem 1), so a run costs what DP-SGD at the same sigma costs.
+Each step also releases how many per-sample gradients were within R_g. Gradients and count are of one batch and together
+are one Gaussian mechanism (Theorem 1 there), so a run costs what DP-SGD at the same sigma costs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 from hyfreedp.gradients import AbadiClipping
 from hyfreedp.noise import NoiseGenerator
 
-# The authors' settings: median, geometric updates, noise on the count of a twentieth of the batch.
+# The authors' settings: the median, geometric updates, and sigma_b = B / 20.
 QUANTILE = 0.5
 RATE = 0.2
 NOISE_PART = 1 / 20
@@ -26,11 +26,12 @@ INITIAL_THRESHOLD = 0.1
 def update_noise(total: float, quantile_noise: float) -> float:
     """Noise multiplier z_Delta of the gradients under adaptive clipping (Andrew et al., 2021, Theorem 1).
 
-    The sum of clipped gradients and the count of gradients below the threshold together cost what DP-SGD at
-    z = ``total`` costs if z_Delta = (z^-2 - (2 sigma_b)^-2)^(-1/2): the count, of +-1/2 each, has sensitivity 1/2.
+    With z_Delta = (z^-2 - (2 sigma_b)^-2)^(-1/2) gradients and count together cost what DP-SGD at z costs: the count,
+    a sum of +-1/2, has sensitivity 1/2.
 
     Args:
-        quantile_noise: sigma_b, standard deviation of the noise on the count of the batch.
+        total: z.
+        quantile_noise: sigma_b, the standard deviation of the noise on the count.
 
     Raises:
         ValueError: sigma_b is so small that the count alone costs more than z allows.
@@ -43,13 +44,13 @@ def update_noise(total: float, quantile_noise: float) -> float:
 
 @dataclass
 class AdaptiveClipping:
-    """A :class:`hyfreedp.gradients.Clipping` whose threshold moves.
+    """A :class:`hyfreedp.gradients.Clipping` with a moving threshold.
 
     Call :meth:`start` once, and :meth:`update` after each step.
 
     Attributes:
         threshold: R_g.
-        sigma: noise multiplier that pays for gradients and count together; set by :meth:`start`.
+        sigma: z, the noise multiplier of gradients and count together; set by :meth:`start`.
         expected_batch_size: B; set by :meth:`start`.
     """
 
@@ -61,9 +62,9 @@ class AdaptiveClipping:
     _step: int = field(default=0, repr=False)
 
     def start(self, *, sigma: float, expected_batch_size: float, generator: NoiseGenerator) -> None:
-        """Before the first step, with the noise multiplier of DP-SGD (0: no privacy) and the noise on the counts.
+        """Prepare a run, given z (0: no privacy), B, and the generator of the noise on counts.
 
-        ValueError if the batch is so small that the count alone costs more than the budget.
+        ValueError if B is so small that the count alone costs more than the budget.
         """
         self.sigma, self.expected_batch_size, self._generator = sigma, expected_batch_size, generator
         if sigma > 0:
@@ -76,21 +77,21 @@ class AdaptiveClipping:
 
     @property
     def sensitivity(self) -> float:
-        """R_g, times z_Delta / z: noise of ``sigma`` times this on the gradients leaves the budget of the count."""
+        """R_g z_Delta / z, so that gradients, noised by ``sigma`` times this, get noise of z_Delta R_g."""
         share = update_noise(self.sigma, self.count_noise) / self.sigma if self.sigma > 0 else 1.0
         return self.threshold * share
 
     def factors(self, norms: Tensor) -> Tensor:
-        """As :class:`hyfreedp.gradients.AbadiClipping`; counts the norms, which a step gives once each."""
+        """As :class:`hyfreedp.gradients.AbadiClipping`. Also counts the norms: a step must pass each of them once."""
         self._centred_count += ((norms <= self.threshold).double() - 0.5).sum().item()
         return AbadiClipping(self.threshold).factors(norms)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> AdaptiveClipping:
-        """The rule itself: the engine gives each norm a copy, and the count, released with noise, is of all."""
+        """The object itself: the engine copies the rule for each record, but the count must be over all records."""
         return self
 
     def update(self) -> float:
-        """After each step: release the share of the expected batch within R_g, and move R_g towards the quantile."""
+        """Release which share of B was within R_g, with noise; move R_g towards the quantile; return the share."""
         count = torch.tensor(self._centred_count, dtype=torch.float64)
         if self.count_noise > 0:
             self._generator.child("count", self._step).add_noise([count], self.count_noise)
@@ -101,7 +102,7 @@ class AdaptiveClipping:
         return share
 
     def state_dict(self) -> dict[str, Any]:
-        """What changes from step to step."""
+        """The state that changes from step to step."""
         return {"threshold": self.threshold, "step": self._step}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
