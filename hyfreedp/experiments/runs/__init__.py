@@ -1,1 +1,1 @@
-"""One training run: its spec, its method, the training, its record."""
+"""Training runs: a run's spec, its method, its training and its record."""

@@ -1,8 +1,8 @@
-"""A handful of committed runs, drawn anew each time, trained again and compared with their records.
+"""Trains a few committed runs again, drawn at random each time, and compares them with their records.
 
-Noise follows from the very bits of what it hides. Where a processor or library rounds one sum otherwise, a run draws
-other noise from there on and ends as a run with another seed would, so that a record that is not equal is compared with
-the spread over seeds. It is called equal only if every released number of every step is.
+The noise depends on every bit of what it hides. If a processor or library rounds one sum differently, all noise from
+there on is different, and the run ends like one with another seed. So a run that is not equal to its record is compared
+with the spread over seeds. "equal" means that every released number of every step is.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from hyfreedp.experiments.runs.spec import Spec
 
 NUMBER = 7
 SECONDS = 60.0  # of all of them together, as recorded
-DEVIATIONS = 5.0  # of the difference of two seeds, within which a run ends as another seed would
-_ALIKE = ("method", "task", "model", "tuning")  # fields of runs that scatter alike
+DEVIATIONS = 5.0  # a larger difference, in standard deviations of that of two seeds, is "beyond"
+_ALIKE = ("method", "task", "model", "tuning")  # runs that agree in these fields are assumed to vary alike over seeds
 Outcome = Literal["equal", "as another seed", "beyond"]
-_OF_THE_MACHINE = ("seconds", "environment")  # entries of a record that no other execution has
+_OF_THE_MACHINE = ("seconds", "environment")  # entries of a record that differ between executions
 
 
 @dataclass(frozen=True)
 class Again:
-    """A run beside its record, with both accuracies: equal in every bit, within the spread of seeds, or beyond it."""
+    """A repeated run: whether it equals its record, is within the spread of seeds, or beyond; and both accuracies."""
 
     spec: Spec
     outcome: Outcome
@@ -42,7 +42,7 @@ class Again:
 
 
 def again(committed: Mapping[str, bytes], folder: Path, *, jobs: int = 1) -> list[Again]:
-    """Train some of the runs of :func:`hyfreedp.experiments.store.archive.read` once more, in an empty folder."""
+    """Train some runs of :func:`hyfreedp.experiments.store.archive.read` again, in ``folder``, which must be empty."""
     records = {Path(name).stem: json.loads(text) for name, text in committed.items() if name.endswith(".json")}
     drawn = draw(records)
     made = run_cells([spec for _, spec in drawn], folder, jobs=jobs, description="")
@@ -50,7 +50,7 @@ def again(committed: Mapping[str, bytes], folder: Path, *, jobs: int = 1) -> lis
     for (key, spec), record in zip(drawn, made, strict=True):
         accuracy, recorded = record["accuracy"], records[key]["accuracy"]
         like = [other for other in records.values() if all(other["spec"][n] == getattr(spec, n) for n in _ALIKE)]
-        # Few runs may be alike, and those of Prodigy scatter three times as far as others.
+        # The larger of two estimates: there may be few similar runs, and Prodigy's vary three times as much as others.
         most = DEVIATIONS * math.sqrt(2) * max(usual, spread_over_seeds(like))
         outcome: Outcome = "beyond" if abs(accuracy - recorded) > most else "as another seed"
         same_steps = (folder / f"{key}.csv").read_bytes() == committed[f"{key}.csv"]
@@ -61,9 +61,9 @@ def again(committed: Mapping[str, bytes], folder: Path, *, jobs: int = 1) -> lis
 
 
 def draw(records: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, Spec]]:
-    """Key and spec of at most :data:`NUMBER` records, drawn by the system's randomness, of :data:`SECONDS` in all.
+    """Keys and specs of at most :data:`NUMBER` random records, that took at most :data:`SECONDS` together.
 
-    A record whose spec has another key by now belongs to an earlier version, and is not drawn.
+    Records of earlier versions, whose specs have other keys today, are not drawn.
     """
     random, left = SystemRandom(), SECONDS
     drawn: list[tuple[str, Spec]] = []
@@ -76,13 +76,14 @@ def draw(records: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, Spec]]:
 
 
 def spread_over_seeds(records: Iterable[Mapping[str, Any]]) -> float:
-    """The standard deviation of accuracies that differ in nothing but their seed, pooled over all such groups."""
+    """Standard deviation of accuracy over seeds, pooled over groups of records that differ in nothing else."""
     rows = pd.DataFrame([{**record["spec"], "accuracy": record["accuracy"]} for record in records])
     if rows.empty:
         return 0.0
     fields = [name for name in rows.columns if name not in ("seed", "accuracy")]
     groups = rows.groupby(fields, dropna=False, sort=False).accuracy
-    return math.sqrt((groups.var() * (groups.count() - 1)).sum() / max((groups.count() - 1).sum(), 1))
+    freedom = groups.count() - 1
+    return math.sqrt((groups.var() * freedom).sum() / max(freedom.sum(), 1))
 
 
 def _released(record: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""One cell: a frozen spec in, one JSON record and one per-step CSV out; finished cells are never trained again.
+"""Cells: a frozen spec gives one JSON record and one per-step CSV. Finished cells are not trained again.
 
-Of many cells in worker processes, one that fails stops no other.
+Many cells can be trained in worker processes, where one that fails does not stop the others.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ from hyfreedp.experiments.store.provenance import columns_of, environment, one_t
 
 
 def run_cells(specs: Iterable[Spec], folder: Path, *, jobs: int = 1, description: str = "runs") -> list[dict[str, Any]]:
-    """Run the cells that have no record yet, with a progress bar if described; the records of all, in order."""
+    """Train the cells that have no record yet, and return all records, in order; raises the first error of a cell.
+
+    A ``description`` is shown with a progress bar; if it is empty, there is none.
+    """
     specs = list(specs)
     records = {}
     for spec, record in try_cells(specs, folder, jobs=jobs, description=description):
@@ -39,16 +42,16 @@ def run_cells(specs: Iterable[Spec], folder: Path, *, jobs: int = 1, description
 def try_cells(
     specs: Sequence[Spec], folder: Path, *, jobs: int, description: str
 ) -> Iterator[tuple[Spec, dict[str, Any] | Exception]]:
-    """As :func:`run_cells`: each cell, as it ends, with its record or the error that it failed with."""
+    """As :func:`run_cells`, but yields each cell when it ends, with its record or its error."""
     missing = [spec for spec in specs if not (folder / f"{spec.key}.json").exists()]
     without_data: dict[Any, Exception] = {}
     for data, spec in {(spec.task, spec.source): spec for spec in missing}.items():
         try:
-            _ = spec.problem.source  # downloaded and decoded once, here, and not by every worker
+            _ = spec.problem.source  # reading it downloads and decodes the data here, once, not in every worker
         except (OSError, ValueError) as error:
             without_data[data] = error
-    failed = {spec: without_data[data] for spec in missing if (data := (spec.task, spec.source)) in without_data}
-    yield from failed.items()
+    failed = [spec for spec in missing if (spec.task, spec.source) in without_data]
+    yield from ((spec, without_data[spec.task, spec.source]) for spec in failed)
     ready = [spec for spec in specs if spec not in failed]
     runs = Parallel(jobs if missing else 1, return_as="generator_unordered")
     ended = runs(delayed(_tried)(spec, folder) for spec in ready)
@@ -58,7 +61,7 @@ def try_cells(
 def _tried(spec: Spec, folder: Path) -> tuple[Spec, dict[str, Any] | Exception]:
     try:
         return spec, run_cell(spec, folder)
-    except Exception as error:  # which stops no other cell
+    except Exception as error:
         return spec, error
 
 
@@ -71,7 +74,7 @@ def read_cell(spec: Spec, folder: Path) -> dict[str, Any] | None:
 
 
 def reader(folder: Path) -> Callable[[Spec], dict[str, Any] | None]:
-    """:func:`read_cell` of a folder, which reads each record once: they never change."""
+    """:func:`read_cell` for this folder, with a cache, since records never change."""
     known: dict[Spec, dict[str, Any]] = {}
 
     def read(spec: Spec) -> dict[str, Any] | None:
@@ -83,36 +86,37 @@ def reader(folder: Path) -> Callable[[Spec], dict[str, Any] | None]:
 
 
 def run_cell(spec: Spec, folder: Path) -> dict[str, Any]:
-    """The record of one cell: read if it is there, else trained, from its checkpoint if there is one.
+    """The record of one cell: read if it exists; else it is trained, from its checkpoint if there is one.
+
+    If several processes want the same cell, one trains it and the others wait.
 
     Args:
-        folder: where ``<key>.json`` (the record) and ``<key>.csv`` (one row per step) are kept. Of several processes
-            that want the same cell one trains it, and the others wait.
+        folder: of ``<key>.json``, the record, and ``<key>.csv``, one row per step; made if it does not exist.
 
     Raises:
-        OSError: the folder cannot be made or written to, noticed before the training; or the disk is full.
+        OSError: the folder cannot be made or written to (noticed before the training), or the disk is full.
     """
     key = spec.key
     record, checkpoint, lock = folder / f"{key}.json", folder / f"{key}.ckpt", folder / f".{key}.lock"
     if not record.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        with FileLock(lock):  # freed by the system if this process is killed
+        with FileLock(lock):  # the system releases it if this process is killed
             if not record.exists():
                 _make_cell(spec, folder, checkpoint)
-    for left in (checkpoint, lock):  # by this process or one that was killed; who waits for the lock finds the record
+    for left in (checkpoint, lock):  # whoever waits for the lock finds the record
         with suppress(OSError):
             left.unlink()
     return json.loads(record.read_text(encoding="utf-8"))
 
 
 def _make_cell(spec: Spec, folder: Path, checkpoint: Path) -> None:
-    for left in folder.glob(f".{spec.key}-*"):  # by a process that was killed while it wrote
+    for left in folder.glob(f".{spec.key}-*"):  # temporary files of a process that was killed
         left.unlink()
     started = time.perf_counter()
     with one_thread():
         optimizer, rows = train(spec, checkpoint)
         scores = {"accuracy": rows[-1]["test_accuracy"], "loss": rows[-1]["test_loss"]}
-        if spec.evaluation == "validation":  # a random search releases the model that was scored
+        if spec.evaluation == "validation":  # a random search releases this model, so its test accuracy is needed, too
             _, test = spec.problem.datasets("test", spec.model)
             scores["test_accuracy"] = spec.problem.evaluate(optimizer.module, test, spec.model).accuracy
         texts = spec.problem.outputs(optimizer.module, spec.model) if spec.evaluation == "test" else None
@@ -140,7 +144,7 @@ def read_steps(spec: Spec, folder: Path) -> pd.DataFrame:
 
 
 def tabulate(records: Iterable[dict[str, Any]]) -> pd.DataFrame:
-    """One tidy row per record: the spec's fields, accuracy, epsilon, final rate, seconds, date and versions."""
+    """One row per record: the spec's fields, accuracy, epsilon, final rate, seconds, date and versions."""
     names = ("accuracy", "epsilon_spent", "guarantee", "final_eta", "seconds")
     return pd.DataFrame([one["spec"] | {name: one[name] for name in names} | columns_of(one) for one in records])
 

@@ -1,4 +1,4 @@
-"""Methods: what makes the learning rate. All share data, sampling, noise and gradient engine."""
+"""Methods, which differ in the learning rate or clipping; they share data, sampling, noise and gradient engine."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from hyfreedp import PRESETS, Preset, look
 
 
 def _of(package: str, name: str) -> Callable[..., torch.optim.Optimizer]:
-    """An optimizer of a package that is imported when one is made."""
+    """The optimizer ``name`` of ``package``, which is imported when an optimizer is made."""
     return lambda *arguments, **settings: getattr(import_module(package), name)(*arguments, **settings)
 
 
-# Base optimizers, with the settings that torch or their authors recommend but for momentum.
+# Base optimizers; settings are the defaults of torch or of their authors, but for SGD's momentum.
 BASES: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "adamw": torch.optim.AdamW,
     "sgd": partial(torch.optim.SGD, momentum=0.9),
@@ -32,12 +32,12 @@ class Method:
     """A preset of the privacy engine with changes, and what a spec's ``learning_rate`` means for it.
 
     Attributes:
-        preset: of :class:`hyfreedp.PrivacyEngine`, by name.
-        overrides: changed fields of that preset.
-        learns: True if the rate is learned by probes, and ``learning_rate`` only its first value.
+        preset: name of a preset of :class:`hyfreedp.PrivacyEngine`.
+        overrides: fields of the preset to change.
+        learns: True if probes or looks learn the rate, and ``learning_rate`` is only its first value.
         base: base optimizer, a name in ``BASES``.
-        noise: "claimed" is that of Algorithm 2 as printed, whose real epsilon is larger than the target. "noiseless
-            losses" have a millionth of it, which is not private, and tells what the rest of it does.
+        noise: "sound" keeps the target; "claimed" is Algorithm 2 as printed, whose true epsilon is larger; "noiseless
+            losses" is that with a millionth of the noise on losses: a control, not private.
     """
 
     title: str
@@ -54,19 +54,19 @@ class Method:
 
     @property
     def searches(self) -> bool:
-        """Whether the rate is learned by a line search, which has a first rate and an interval."""
+        """Whether the rate is learned by a line search, with a first rate and an interval K."""
         return self.settings.probe == "losses"
 
     @property
     def learning(self) -> list[Any] | None:
-        """What a record's key says of how the rate is learned; None if it is not."""
+        """The part of a cell's key that describes how the rate is learned; None if it is not."""
         if not self.learns:
             return None
         looks_by = look.CONSTANTS if self.settings.probe == "look" else ()
         return [LEARNING, self.preset, self.overrides, *looks_by, *([] if self.noise == "sound" else [self.noise])]
 
 
-# Raised where a learned rate comes out otherwise, so that runs of before are not taken for those of today.
+# Increased when learned rates change, so that cells of earlier versions get other keys.
 LEARNING = 1
 
 METHODS = {
@@ -81,7 +81,7 @@ METHODS = {
     "adaptive": Method("adaptive clipping", "fixed", learns=False),
     "paper_claimed": Method("HyFreeDP, as the paper accounts it", "paper", noise="claimed"),
     "paper_noiseless_losses": Method("HyFreeDP, losses without noise", "paper", noise="noiseless losses"),
-    # For notebook 05: the paper's search by its other rules.
+    # For notebook 05: the paper's search with its other rules.
     "paper_literal": Method("b/a taken literally", "paper", {"step_rule": "literal"}),
     "paper_previous": Method("previous loss as R_l", "paper", {"loss_threshold_rule": "previous"}),
     "algorithm1_claimed": Method(
@@ -95,6 +95,6 @@ METHODS = {
 # Methods with a clipping threshold; all others normalise per-sample gradients.
 CLIPPED = ("vanilla", "adaptive")
 
-# The grid of the paper's experiments, and the larger rates that small tasks with normalised gradients need.
+# The rates of the paper's grid search; and those with larger ones, which small tasks with normalised gradients need.
 PAPER_GRID = (5e-5, 1e-4, 5e-4, 1e-3, 5e-3)
 EXTENDED_GRID = (*PAPER_GRID, 1e-2, 2e-2, 5e-2)

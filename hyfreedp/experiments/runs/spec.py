@@ -1,4 +1,4 @@
-"""The spec of one training run: frozen, checked, hashable, and the same in a JSON file."""
+"""The spec of one training run: frozen, validated, hashable, and readable from JSON."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from hyfreedp.experiments.tasks.scores import Evaluation
 
 @dataclass(frozen=True)
 class Spec:
-    """All that determines a run, randomness included.
+    """Everything that determines a run, its seed included.
 
     Attributes:
         task, method: names in ``TASKS`` and ``METHODS``.
-        epsilon: target; ``inf`` for no privacy. delta belongs to the task.
-        learning_rate: the rate, or its first value where it is learned; a factor, customarily 1, of the rate that
-            D-Adaptation and Prodigy estimate.
-        interval: K, for methods that learn the rate by probes; at most the steps of the run.
-        evaluation: accuracy on "test" data, or on "validation" data held out of the training part.
-        steps: length of the run; the task's own if None.
-        clipping_threshold: R_g of Abadi's clipping (method "vanilla"), or its first value (method "adaptive").
-        base: base optimizer, a name in ``BASES``; the method's own if None.
-        model: a model that fits the task, by its name in ``MODELS`` or ``LANGUAGE_MODELS``; the task's own if None.
-        tuning: which parameters are trained, see ``models.image_models.choose_trainable``; all if None.
-        source: documents for a task of language modelling: a file, see
-            :func:`hyfreedp.experiments.data.texts.documents_from`; the task's own if None.
+        epsilon: target; ``inf`` for no privacy. The task sets delta.
+        learning_rate: the rate, or its first value if it is learned; for D-Adaptation and Prodigy, a factor on the rate
+            that they estimate, usually 1.
+        interval: K, for methods that learn the rate by probes; at most the number of steps.
+        evaluation: scores are on "test" data, or on "validation" data, held out of the training part.
+        steps: length of the run; None: the task's.
+        clipping_threshold: R_g for method "vanilla", or its first value for method "adaptive".
+        base: base optimizer, a name in ``BASES``; None: the method's.
+        model: one of the task's models, by its name in ``MODELS`` or ``LANGUAGE_MODELS``; None: the first of them.
+        tuning: which parameters are trained, see ``models.image_models.choose_trainable``; None: all.
+        source: for the task "reports", a file of documents to train on instead, see
+            :func:`hyfreedp.experiments.data.texts.documents_from`.
 
     Raises:
         ValueError: a name or number that is not allowed.
@@ -69,7 +69,7 @@ class Spec:
             check_choice("tuning", self.tuning, self.architecture.tunings)
         absent = [name for name in ("clipping_threshold", "steps") if getattr(self, name) is None]
         for name in ("epsilon", "learning_rate", "clipping_threshold"):
-            if name not in absent:  # as a float, so that 1 and 1.0 name the same cell
+            if name not in absent:  # stored as a float, so that 1 and 1.0 have the same key
                 object.__setattr__(self, name, check_number(name, getattr(self, name), "(0, inf]"))
         for name in ("seed", "interval", "steps"):
             if name not in absent:
@@ -86,16 +86,14 @@ class Spec:
             )
 
     def __str__(self) -> str:
-        """In a line, what tells the runs of a table apart."""
+        """One line with the fields in which runs of a table differ."""
         named = ", ".join(filter(None, (self.task, self.model, self.tuning, self.method, self.evaluation)))
         return f"{named}, epsilon {self.epsilon:g}, rate {self.learning_rate:g}, seed {self.seed}"
 
     @property
     def key(self) -> str:
-        """Name of the cell's files: a hash of the spec, without later fields that a spec leaves at None.
-
-        It covers the pre-trained weights and the documents that the run starts from, and how its learning rate is
-        learned, so that others make another cell.
+        """The name of the cell's files: a hash of the spec, of pre-trained weights and documents, and of how the rate
+        is learned. Fields that specs got later count only if they are set, so that old keys stay.
         """
         later = ("clipping_threshold", "base", "model", "tuning", "source")
         named = {name: value for name, value in asdict(self).items() if name not in later or value is not None}
@@ -109,27 +107,27 @@ class Spec:
 
     @property
     def problem(self) -> Task | LanguageTask:
-        """What is learned: the task, on the documents of ``source`` if there is one."""
+        """The task, with the documents of ``source`` if that is set."""
         task = TASKS[self.task]
         return task.with_source(self.source) if self.source is not None and isinstance(task, LanguageTask) else task
 
     @property
     def architecture(self) -> Model | LanguageModel:
-        """The model that is trained."""
+        """The architecture that is trained."""
         return TASKS[self.task].architecture(self.model)
 
     @property
     def weights(self) -> str | None:
-        """Checksum of the pre-trained weights that the run starts from; None if it starts from fresh or timm's ones."""
+        """Checksum of the pre-trained weights that the run starts from; None if they are random or timm's."""
         return self.architecture.checksum()
 
     def to_json(self) -> str:
-        """The form that :meth:`from_json` reads; an infinite epsilon is written ``Infinity``."""
+        """JSON for :meth:`from_json`; an infinite epsilon is written ``Infinity``."""
         return json.dumps(asdict(self), indent=1)
 
     @classmethod
     def from_json(cls, text: str) -> Spec:
-        """The spec in a JSON object, see :meth:`from_fields`; ValueError if it is none."""
+        """The spec from the text of a JSON object (else ValueError), see :meth:`from_fields`."""
         try:
             given = json.loads(text)
         except json.JSONDecodeError as error:
@@ -140,11 +138,11 @@ class Spec:
 
     @classmethod
     def from_fields(cls, given: dict[str, Any]) -> Spec:
-        """The spec of its fields, of which all but ``task`` and ``method`` may be left out.
+        """The spec with these fields; all but ``task`` and ``method`` may be missing.
 
         Raises:
-            ValueError: one of these is missing, or a value is not allowed.
-            TypeError: a field that specs do not have.
+            ValueError: ``task`` or ``method`` is missing, or a value is not allowed.
+            TypeError: an unknown field.
         """
         names = [field.name for field in fields(cls)]
         if unknown := [name for name in given if name not in names]:

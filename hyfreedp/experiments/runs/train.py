@@ -1,4 +1,4 @@
-"""One training run: its optimizer and loader, and training to the end, from its checkpoint if there is one."""
+"""One training run: making its optimizer and loader, and training, from its checkpoint if there is one."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from hyfreedp.gradients import AbadiClipping, Clipping
 from hyfreedp.noise import NoiseGenerator
 
 CHECKPOINT_SECONDS = 20.0
-EVALUATE_EVERY = 5  # steps, in runs of up to a hundred; longer ones evaluate as often as their task says
+EVALUATE_EVERY = 5  # steps, in short runs; in longer ones the task sets the number of evaluations
 
 
 def make_run(spec: Spec) -> tuple[HyFreeDPOptimizer, DataLoader]:
-    """The optimizer (with its model in ``optimizer.module``) and Poisson loader of a spec, ready for the first step.
+    """The optimizer of a spec (``optimizer.module`` is the model) and its Poisson loader, before the first step.
 
-    The model is on the accelerator if there is one; the task's ``losses_of(model)`` takes the loader's batches there.
+    The model is on the accelerator if there is one; the task's ``losses_of(model)`` moves batches there.
     """
     task, method = spec.problem, METHODS[spec.method]
     clipping: Clipping | None = None
@@ -65,7 +65,7 @@ def make_run(spec: Spec) -> tuple[HyFreeDPOptimizer, DataLoader]:
 
 
 def _claimed_split(spec: Spec, records: int) -> NoiseSplit | None:
-    """Algorithm 2's, by the accountant that the paper took, or with losses without noise; None without privacy."""
+    """The noise of Algorithm 2 by the paper's own accounting, or a millionth of it on losses; None without privacy."""
     if math.isinf(spec.epsilon):
         return None
     task = spec.problem
@@ -80,7 +80,7 @@ def _claimed_split(spec: Spec, records: int) -> NoiseSplit | None:
 
 
 def train(spec: Spec, checkpoint: Path) -> tuple[HyFreeDPOptimizer, list[dict[str, Any]]]:
-    """Train to the end; the optimizer, and its history with test accuracy and loss every few steps and at the last."""
+    """Train to the end. Returns the optimizer, and a row per step, some (the last, too) with test accuracy and loss."""
     optimizer, loader = make_run(spec)
     clipping = optimizer.gradient_engine.clipping
     adaptive = clipping if isinstance(clipping, AdaptiveClipping) else None
@@ -96,7 +96,7 @@ def train(spec: Spec, checkpoint: Path) -> tuple[HyFreeDPOptimizer, list[dict[st
         if adaptive is not None:
             adaptive.load_state_dict(state["clipping"])
     last_saved, pause = time.monotonic(), CHECKPOINT_SECONDS
-    # Shown of runs that take more than a minute; a bar of runs stands above it.
+    # Shown only if the run takes more than a minute, below the bar of all runs.
     bar = tqdm(desc=spec.task, total=optimizer.split.steps, initial=optimizer.ledger.steps, delay=60, leave=False)
     while optimizer.steps_left:
         for batch in loader:
@@ -117,18 +117,18 @@ def train(spec: Spec, checkpoint: Path) -> tuple[HyFreeDPOptimizer, list[dict[st
                 save_checkpoint(checkpoint, whole)
                 last_saved = time.monotonic()
                 took = last_saved - now
-                pause = max(CHECKPOINT_SECONDS, 20 * took if took > 1 else 0)  # a large model is saved more rarely
+                pause = max(CHECKPOINT_SECONDS, 20 * took if took > 1 else 0)  # less often if saving takes long
     bar.close()
     return optimizer, rows
 
 
 def _without_frozen(optimizer: HyFreeDPOptimizer) -> dict[str, Any]:
-    """The optimizer's state less the parameters that are not trained: the spec gives them again."""
+    """The optimizer's state without frozen parameters, which the spec determines."""
     frozen = {name for name, parameter in optimizer.module.named_parameters() if not parameter.requires_grad}
     state = optimizer.state_dict()
     return state | {"model": {name: value for name, value in state["model"].items() if name not in frozen}}
 
 
 def rate_factor(optimizer: HyFreeDPOptimizer) -> float:
-    """What the base optimizer multiplies its learning rate by: the distance d of D-Adaptation and Prodigy, else 1."""
+    """The factor on the learning rate that D-Adaptation and Prodigy estimate, their d; else 1."""
     return float(optimizer.base.param_groups[0].get("d", 1.0))
