@@ -1,7 +1,7 @@
-"""The paper's method by its own accounting, the sound one and without noise on losses, from three first rates.
+"""The paper's method with its own accounting, with sound accounting, and without noise on losses; three first rates.
 
-``python -m hyfreedp.experiments control`` trains what is missing, of all places one seed before the next, and writes
-``data/results/<profile>/control.csv``, which notebook 06 shows. It can be interrupted.
+``python -m hyfreedp.experiments control`` trains what is missing, one seed at all places before the next, and writes
+``data/results/<profile>/control.csv`` for notebook 06. An interrupted command can be repeated.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from hyfreedp.experiments.store.verdicts import COMPARABLE, Verdict, over_data_s
 from hyfreedp.experiments.tables.image_classification import CLOSE, OURS, data_set, within_reach
 from hyfreedp.experiments.tables.plan import CELL, SCALES, TABLE
 
-FIRST_RATES = (1e-4, 1e-3, 1e-2)  # the paper's, and two with which it would have begun near a searched one
+FIRST_RATES = (1e-4, 1e-3, 1e-2)  # the paper's, and two that are nearer to those of a search
 METHODS = ("paper_claimed", "paper", "paper_noiseless_losses", "algorithm1_claimed")
 SEEDS = 3
 PLACE = CELL[:-1]
 
 
 def runs(profile: str) -> list[Spec]:
-    """Every method from every first rate, but Algorithm 1 as printed, which begins at the paper's."""
+    """Every method from every first rate, but Algorithm 1 as printed from the paper's only."""
     scale = SCALES[profile]
     return [
         Spec(method=method, epsilon=epsilon, seed=seed, learning_rate=rate, **asdict(learner))
@@ -38,13 +38,12 @@ def runs(profile: str) -> list[Spec]:
 
 
 def compared(profile: str) -> pd.DataFrame:
-    """The committed runs, a line per place, method and first rate.
+    """The committed runs, one row per place, method and first rate; empty if the profile has no record.
 
     Returns:
-        ``task``, ``model``, ``tuning``, ``epsilon``, ``method``, ``first_rate``; over the seeds, the means of
-        ``accuracy`` (percent), ``points`` to the grid search over the paper's rates, ``last_rate``, and
-        ``epsilon_true``, what the run really spends; ``within``, whether the search's rate is within reach of the
-        paper's first one; ``runs``, their number. Empty if the profile has no record.
+        ``task``, ``model``, ``tuning``, ``epsilon``, ``method``, ``first_rate``; means over seeds of ``accuracy``
+        (percent), ``points`` above the grid search over the paper's rates, ``last_rate`` and ``epsilon_true``, which
+        the run really spends; ``within``, see ``within_reach``; and ``runs``, the number of seeds.
     """
     path = RESULTS / profile / "control.csv"
     if not path.exists():
@@ -62,10 +61,10 @@ def compared(profile: str) -> pd.DataFrame:
 
 
 def cases(found: pd.DataFrame) -> list[Verdict]:
-    """What lines of :func:`compared` say of the claim that HyFreeDP comes close, beside those of the tables.
+    """Verdicts from rows of :func:`compared` on the claim that HyFreeDP comes close to a tuned rate.
 
-    By its own accounting from the paper's first rate, where that is within reach; and by either accounting from the
-    best first rate that was tried at a place: chosen by test accuracy, in its favour, and not covered by epsilon.
+    With the paper's accounting from its first rate, at places within reach; and with either accounting from the best
+    first rate tried at each place, which is chosen by test accuracy, in its favour, and not covered by epsilon.
     """
     told = []
     for method, way in (("paper_claimed", "the paper's accounting"), ("paper", "sound accounting")):
@@ -83,11 +82,11 @@ def cases(found: pd.DataFrame) -> list[Verdict]:
 
 
 def against_ours(found: pd.DataFrame, rows: pd.DataFrame) -> Verdict:
-    """Preset robust beside the paper's method from the best first rate that was tried, by either accounting.
+    """Verdict on preset robust against the paper's method from the best first rate and accounting at each place.
 
     Args:
-        found: lines of :func:`compared`.
-        rows: the tables' numbers at the same places.
+        found: rows of :func:`compared`.
+        rows: numbers of the accuracy tables at the same places.
     """
     private = found[found.method.isin(["paper", "paper_claimed"])]
     best = private.loc[private.groupby(PLACE).accuracy.idxmax()]
@@ -103,12 +102,12 @@ def against_ours(found: pd.DataFrame, rows: pd.DataFrame) -> Verdict:
 
 
 def record(profile: str, cells: Path, *, jobs: int = 1) -> pd.DataFrame:
-    """Train what is missing, and write what is there, with the columns of ``accuracy.csv``; it :func:`compared`."""
-    wanted = runs(profile)
+    """Train what is missing, write the table (columns of ``accuracy.csv``), and return it :func:`compared`."""
+    wanted, read, path = runs(profile), reader(cells), RESULTS / profile / "control.csv"
     try:
         run_cells(wanted, cells, jobs=jobs, description=f"{profile}, control")
-    finally:  # interrupted too; but no fewer runs than there were
-        path, records = RESULTS / profile / "control.csv", list(filter(None, map(reader(cells), wanted)))
+    finally:  # also if interrupted, but never with fewer runs than before
+        records = [record for spec in wanted if (record := read(spec)) is not None]
         if records and (not path.exists() or len(records) >= len(pd.read_csv(path))):
             write_csv(path, tabulate(records))
     return compared(profile)

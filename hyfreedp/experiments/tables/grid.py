@@ -1,4 +1,4 @@
-"""The grid of runs behind the accuracy tables: what is done, what is missing, and running that."""
+"""The grid of runs behind the accuracy tables: which are done, which are missing, and training those."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from hyfreedp.experiments.store.provenance import columns_of
 from hyfreedp.experiments.tables import plan
 from hyfreedp.experiments.tables.plan import Entry, Reader, entries, finals, searches
 
-RECORDED_STEPS = 50  # of a run whose learning rate is recorded
+RECORDED_STEPS = 50  # per run whose learning rate is recorded
 
 
 def train_missing(wanted: Iterable[Entry], cells: Path, *, jobs: int) -> None:
-    """Train what these numbers lack: first the searches."""
+    """Train the runs that these numbers still need: first the searches, then the tested runs."""
     wanted = list(wanted)
     run_cells(searches(wanted), cells, jobs=jobs, description="searches")
     run_cells(finals(wanted, reader(cells)), cells, jobs=jobs, description="tested runs")
 
 
 def stages(profile: str, read: Reader) -> dict[str, list[Spec]]:
-    """The runs of a profile, a name in ``SCALES``: "searches", scored on validation data, then "finals", tested.
+    """The runs of a profile in ``SCALES``: "searches", scored on validation data, and "finals", scored on test data.
 
-    A final run whose search is not done is not known yet, and not among them.
+    A final run is not known, and missing here, until its search is done.
     """
     scale = plan.SCALES[profile]
     first = searches(entries(scale))
@@ -38,7 +38,7 @@ def stages(profile: str, read: Reader) -> dict[str, list[Spec]]:
 
 
 def _unknown(profile: str, read: Reader) -> int:
-    """Numbers of the tables whose final run is not known yet. Different searches may choose the same run."""
+    """How many numbers have a final run that is not known yet; several may later share one."""
     return sum(
         plan.ROWS[entry.row].search == "grid" and entry.final(read) is None  # a random search releases one of its runs
         for entry in entries(plan.SCALES[profile])
@@ -46,11 +46,11 @@ def _unknown(profile: str, read: Reader) -> int:
 
 
 def run(profile: str, cells: Path, results: Path, *, jobs: int = 1) -> int:
-    """Run what is missing, stage by stage, and write ``<results>/<profile>/`` with the table; the exit status."""
+    """Train what is missing, by stages, and write the table into ``<results>/<profile>/``; returns the exit status."""
     read = reader(cells)
     failed: dict[Spec, Exception] = {}
     trained = 0
-    for stage in ("finals", "searches", "finals"):  # first those that need no search
+    for stage in ("finals", "searches", "finals"):  # at first the finals that need no search
         missing = [spec for spec in stages(profile, read)[stage] if spec not in failed and read(spec) is None]
         for spec, result in try_cells(missing, cells, jobs=jobs, description=f"{profile}, {stage}" if missing else ""):
             if isinstance(result, Exception):
@@ -66,10 +66,9 @@ def run(profile: str, cells: Path, results: Path, *, jobs: int = 1) -> int:
 
 
 def write_table(profile: str, cells: Path, results: Path) -> str:
-    """Write the table, and say how many numbers are missing: one without a run at hand stays as it was.
+    """Write the table, and return a line on how many numbers are missing. Numbers whose run is not in ``cells`` stay.
 
-    Columns: those of :func:`hyfreedp.experiments.tables.plan.table`, and the versions and hardware that each number was
-    made with.
+    Columns: those of :func:`hyfreedp.experiments.tables.plan.table`, and date, versions and hardware of each run.
     """
     path, rates = (results / profile / name for name in (plan.TABLE, plan.RATES))
     rows = plan.table(plan.SCALES[profile], reader(cells))
@@ -87,11 +86,11 @@ def write_table(profile: str, cells: Path, results: Path) -> str:
 
 
 def _write_rates(path: Path, learned: list[str], made: dict[str, dict[str, str]], cells: Path) -> None:
-    """``key``, ``step`` and ``eta`` of runs at some fifty of their steps, the first and last, with versions.
+    """Write ``key``, ``step`` and ``eta`` of runs at some fifty steps (first and last, too), with date and version.
 
     Args:
-        learned: keys of the runs; one that is not at hand stays as it was.
-        made: date and versions of the runs at hand.
+        learned: keys of the runs; rows of runs that are not in ``made`` stay as they are.
+        made: date and versions by key, for the runs in ``cells``.
     """
     known, names = pd.read_csv(path) if path.exists() else None, ["date", "version_hyfreedp"]
     found = [] if known is None else [known[known.key.isin(learned) & ~known.key.isin(made)]]
@@ -106,7 +105,7 @@ def _write_rates(path: Path, learned: list[str], made: dict[str, dict[str, str]]
 
 
 def listing(profile: str, cells: Path) -> str:
-    """Every run that is known, a line each, done or missing, and their numbers."""
+    """As text, one line for each known run, "done" or "missing", and how many are done."""
     read = reader(cells)
     known = [(stage, spec) for stage, specs in stages(profile, read).items() for spec in specs]
     missing = {spec for _, spec in known if read(spec) is None}
@@ -117,10 +116,10 @@ def listing(profile: str, cells: Path) -> str:
 
 
 def write_specs(profile: str, cells: Path, folder: Path) -> None:
-    """For workflow managers: ``<key>.json`` per known run, and the keys of each stage in ``searches`` and ``finals``.
+    """For workflow managers: write ``<key>.json`` for each known run, and files ``searches`` and ``finals`` of keys.
 
-    Spec files that are there stay untouched, as they are named by their content. As long as the searches are not done
-    there is no ``finals``: a manager that was killed would take a part of it for the whole.
+    Existing specs stay untouched, as they are named by their content. ``finals`` is written only when all searches are
+    done, so that no manager takes an incomplete list for the whole.
     """
     read = reader(cells)
     for stage, specs in stages(profile, read).items():

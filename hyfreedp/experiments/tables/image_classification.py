@@ -1,4 +1,4 @@
-"""Notebook 06: the accuracy tables as the paper prints them, ours beside its own, and what they say together."""
+"""Notebook 06: our accuracy tables beside the paper's, comparisons of methods, and verdicts."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ from hyfreedp.experiments.tasks.registry import TASKS
 CELL = ["profile", *plan.CELL]
 PLACE = CELL[:-1]
 
-# Profiles whose records are shown before those of another one.
+# For each profile, others whose committed numbers are shown before its own.
 SHOWN_FIRST = {"laptop": ("desktop",)}
-SEARCHED = ("grid_extended", "grid_linear", "grid_cosine")  # of which the best grid search is taken
+SEARCHED = ("grid_extended", "grid_linear", "grid_cosine")  # the best of these is "the best grid search"
 PAPER_TABLES = ("cv_main", "cv_main_eps8", "nondp_ls")
 TUNING_TITLES = {"full": "full fine-tuning", "bitfit": "BitFit", "lora": "LoRA"}
 PAPER_PLACE = ["tuning", "epsilon", "model", "dataset"]
 
 
 def shown(profile: str, seeds: int, cells: Path, *, train: bool, jobs: int = 1) -> pd.DataFrame:
-    """The numbers of a profile, after the whole places of the profiles that are shown first; as :func:`numbers`."""
+    """:func:`numbers` of a profile, after the complete places of the profiles in ``SHOWN_FIRST``."""
     first = [whole_places(numbers(SCALES[name], name, cells, train=False)) for name in SHOWN_FIRST.get(profile, ())]
     own = numbers(replace(SCALES[profile], seeds=seeds), profile, cells, train=train, jobs=jobs)
-    return pd.concat([*(rows for rows in first if len(rows)), own], ignore_index=True)
+    return pd.concat([rows for rows in [*first, own] if len(rows)], ignore_index=True)
 
 
 def whole_places(rows: pd.DataFrame) -> pd.DataFrame:
-    """The numbers of those places where each method has one at least, so that all are compared on the same places."""
+    """The numbers at those places where each method has at least one, so that all are compared on the same places."""
     there = rows.accuracy.notna()
     has_one = there.groupby([rows[name] for name in [*PLACE, "row"]]).transform("any")
     return rows[there & has_one.groupby([rows[name] for name in PLACE]).transform("all")]
@@ -56,8 +56,8 @@ def whole_places(rows: pd.DataFrame) -> pd.DataFrame:
 def numbers(scale: Scale, profile: str, cells: Path, *, train: bool, jobs: int = 1) -> pd.DataFrame:
     """All numbers of the tables, see :func:`hyfreedp.experiments.tables.plan.table`, with ``profile`` and ``source``.
 
-    What has no cell is trained first if asked for, or taken from the committed record of the profile: ``source`` is
-    "cell", "committed" or "missing".
+    With ``train``, missing cells are trained first. A number without a cell is taken from the profile's committed
+    table. ``source`` is "cell", "committed" or "missing".
     """
     if train:
         train_missing(entries(scale), cells, jobs=jobs)
@@ -68,7 +68,7 @@ def numbers(scale: Scale, profile: str, cells: Path, *, train: bool, jobs: int =
 
 
 def summarise(rows: pd.DataFrame) -> pd.DataFrame:
-    """Over seeds: ``mean``, ``std`` (NaN for a single one) in percent, and ``count``; in the order of ``rows``."""
+    """By ``CELL``, over seeds: ``mean`` and ``std`` of accuracy in percent (NaN for one seed), and ``count``."""
     percent = rows.assign(percent=100 * rows.accuracy)
     return percent.groupby(CELL, sort=False).percent.agg(["mean", "std", "count"]).reset_index()
 
@@ -76,7 +76,7 @@ def summarise(rows: pd.DataFrame) -> pd.DataFrame:
 def paper_numbers() -> pd.DataFrame:
     """The paper's accuracies in percent: ``tuning``, ``epsilon``, ``row``, ``model``, ``dataset``, ``value``.
 
-    ``row`` is our name of its method. Numbers that two of its tables print are the main table's.
+    ``row`` is our name of its method. A number that is in two of its tables is taken from the main one.
     """
     printed = pd.concat([paper.load(name) for name in PAPER_TABLES])
     found = printed.drop_duplicates([*PAPER_PLACE, "method"]).dropna(subset="value")
@@ -90,10 +90,10 @@ def paper_numbers() -> pd.DataFrame:
 
 
 def beside_paper(summary: pd.DataFrame) -> pd.DataFrame:
-    """The paper's numbers, and ours of :func:`summarise` below them.
+    """The paper's numbers, followed by ours of :func:`summarise`.
 
     Columns: ``whose``, ``place`` (the data set), ``tuning``, ``epsilon``, ``row``, ``mean`` (percent) and ``gap``,
-    points to the grid search over the paper's rates at the same place.
+    points above the grid search over the paper's rates at the same place.
     """
     theirs = paper_numbers().rename(columns={"value": "mean", "dataset": "place"})
     theirs["whose"] = "the paper's " + theirs.model
@@ -106,17 +106,17 @@ def beside_paper(summary: pd.DataFrame) -> pd.DataFrame:
 
 
 def _place(task: str, model: str) -> str:
-    """The data set, and the kind of model where a data set has several."""
+    """The data set's name; for digits, where there are two models, also the kind of model."""
     return f"{data_set(task)}, {MODELS[model].title.split(',')[0]}" if task == "digits" else data_set(task)
 
 
 def data_set(task: str) -> str:
-    """A task's title without what is said of it in brackets."""
+    """A task's title without the part in brackets."""
     return TASKS[task].title.split(" (")[0]
 
 
 def best_grid(rows: pd.DataFrame) -> pd.DataFrame:
-    """At each place and seed the test accuracy of the grid search that had the best *validation* accuracy there."""
+    """Rows of the grid search with the best *validation* accuracy at each place, for all its seeds."""
     grids = rows[rows.row.isin(SEARCHED)].dropna(subset="accuracy")
     searched = grids.groupby([*PLACE, "row"], sort=False).validation_accuracy.max().reset_index()
     best = searched.loc[searched.groupby(PLACE).validation_accuracy.idxmax(), [*PLACE, "row"]]
@@ -124,12 +124,12 @@ def best_grid(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def paired(rows: pd.DataFrame, row: str, *, against: str | None = None, tuning: str | None = None) -> dict[str, Any]:
-    """A method against another (None: the best grid search), paired by place and seed, in points of accuracy.
+    """Accuracy of a method minus another's (None: the best grid search), in points, paired by place and seed.
 
     Returns:
-        ``by_place``, the differences, means over seeds, indexed by their data set; ``mean`` over data sets (NaN without
-        pairs), and ``low`` and ``high``, its 95 % t interval (NaN for fewer than three data sets): places of one share
-        its images; and ``pairs``, their number.
+        ``by_place``, mean differences over seeds, indexed by data set; ``mean``, over data sets (NaN without pairs);
+        ``low`` and ``high``, its 95 % t interval over data sets, whose places are not independent (NaN for fewer than
+        three); and ``pairs``, the number of pairs.
     """
     other = best_grid(rows) if against is None else rows[rows.row == against].dropna(subset="accuracy")
     ours = rows[rows.row == row].dropna(subset="accuracy")
@@ -146,10 +146,10 @@ def paired(rows: pd.DataFrame, row: str, *, against: str | None = None, tuning: 
 
 @dataclass(frozen=True)
 class Claim:
-    """That ``better`` beats ``worse`` (None: the best grid search) by ``least`` points or more, on every data set.
+    """The claim that ``better`` is at least ``least`` points above ``worse`` (names in ``ROWS``) on every data set.
 
-    -1 says "comparable". Of one ``tuning`` or, if None, of all; at private places, or at those without privacy. The
-    board gathers the cases of one text.
+    ``worse`` None is the best grid search, and ``tuning`` None all tunings. ``private``: at places with privacy, else
+    without. Claims with the same ``text`` are cases of one claim.
     """
 
     text: str
@@ -161,7 +161,7 @@ class Claim:
     private: bool = True
 
 
-# Of both several notebooks have cases.
+# Claims of which several notebooks have cases.
 CLOSE, OURS = "HyFreeDP comes close to a rate that was tuned", "Preset robust comes close to a rate that was tuned"
 CHOSEN_HERE = "its constants were chosen on these tasks, which decide nothing"  # of preset robust
 SURPASSES = "DP-hyper surpasses D-Adaptation and Prodigy"
@@ -186,9 +186,9 @@ CLAIMS = (
 
 
 def within_reach(rows: pd.DataFrame) -> pd.Series:
-    """Whether preset paper could get from its first rate to the one that the grid search chose, a bool per row.
+    """For each row, whether preset paper could reach, from its first rate, the rate that the grid search chose.
 
-    A probe raises its rate by a tenth at most (GeN's guards and smoothing), so that in short runs arithmetic decides.
+    A probe raises the rate by at most a tenth (GeN's guards and smoothing), which in a short run may not suffice.
     """
     chosen = rows[rows.row == "grid"].groupby(PLACE).learning_rate.max().rename("chosen")
     learners = {(name, one.task, one.model): one for name, scale in SCALES.items() for one in scale.learners}
@@ -198,18 +198,17 @@ def within_reach(rows: pd.DataFrame) -> pd.Series:
 
 
 def highest_rate(steps: int, first: float = 1e-4, interval: int = 5) -> float:
-    """To which preset paper can get in so many steps: a tenth more at each probe."""
+    """The highest rate that preset paper can reach in so many steps, by a tenth at each probe."""
     return first * 1.1 ** (steps // interval)
 
 
 def judged(rows: pd.DataFrame) -> list[Verdict]:
-    """``CLAIMS`` by our numbers of all profiles together, as far as there are any, beside the paper's mean difference.
+    """Verdicts on ``CLAIMS`` from our numbers of all profiles together, with the paper's mean difference.
 
-    Where HyFreeDP is compared with a search, places whose rate is not :func:`within_reach` are left out: notebook 12
-    counts them, once.
+    Comparisons of HyFreeDP with a search leave out places that are not :func:`within_reach`; notebook 12 judges those.
     """
     theirs, decided = paper_numbers().pivot(index=PAPER_PLACE, columns="row", values="value"), []
-    theirs["grid_extended"] = theirs.grid  # from whose rate its DP-hyper starts, too
+    theirs["grid_extended"] = theirs.grid  # from whose rate the paper's DP-hyper starts
     finite = np.isfinite(theirs.index.get_level_values("epsilon"))
     for claim in CLAIMS:
         at = rows[np.isfinite(rows.epsilon) == claim.private]
@@ -233,21 +232,21 @@ def judged(rows: pd.DataFrame) -> list[Verdict]:
 
 
 def _versions(rows: pd.DataFrame) -> str:
-    """In a line: how many numbers are of which version, and which methods have those of a rarer one alone."""
+    """A line with how many numbers are of which version, and which methods have only those of a rarer version."""
     rows = rows.dropna(subset="version_hyfreedp")
     counts = rows.version_hyfreedp.value_counts()
     versions = rows.groupby(rows.row.map(TITLES), sort=False).version_hyfreedp.agg(set)
     told = []
     for version, number in counts.items():
-        names = versions.index[(versions == {version}) & (version != counts.index[0])]
-        told.append(f"{version} ({number:,}{': all of ' * bool(len(names))}{', '.join(names)})")
+        names = ", ".join(versions.index[(versions == {version}) & (version != counts.index[0])])
+        told.append(f"{version} ({number:,}: all of {names})" if names else f"{version} ({number:,})")
     return f"Versions, with their numbers of runs: {'; '.join(told)}."
 
 
 def markdown(rows: pd.DataFrame) -> str:
-    """Every method against the best grid search at finite epsilon, see :func:`paired`, as docs/results.md prints it.
+    """The table of docs/results-accuracy.md: every method against the best grid search, see :func:`paired`.
 
-    The log loss is the mean over all places and seeds.
+    Only places with privacy count. The log loss is the mean over places and seeds.
     """
     finite = rows[np.isfinite(rows.epsilon)]
     columns = ["Method", "epsilon covers the choice", "points to the best grid search", "worst and best place"]
@@ -261,9 +260,9 @@ def markdown(rows: pd.DataFrame) -> str:
 
 
 def markdown_by_place(rows: pd.DataFrame) -> str:
-    """Mean accuracy in percent at every place, as docs/results-images.md prints it.
+    """The table of docs/results-images.md: mean accuracy in percent at every place.
 
-    Columns are the search over the paper's rates, the best search, and the methods that need none.
+    Columns are the search over the paper's rates, the best search, and methods that need no search.
     """
     titled = {"grid": ROWS["grid"].title, "best": "best search"}
     titled |= {name: ROWS[name].title for name in ("dadaptation", "prodigy", "hyfreedp_paper", "hyfreedp_robust")}
@@ -279,9 +278,9 @@ def markdown_by_place(rows: pd.DataFrame) -> str:
 
 
 def rates(rows: pd.DataFrame, cells: Path) -> pd.DataFrame:
-    """The learned rate over the steps of the runs of :func:`numbers`: every step of a cell, some of a committed run.
+    """Learned rates of the runs of :func:`numbers`, at all steps of a cell, or at the recorded steps of other runs.
 
-    Columns are ``step``, ``eta`` and what ``NUMBER`` names.
+    Columns are ``step``, ``eta`` and those of ``CELL``, and ``seed``.
     """
     columns = ["key", "step", "eta"]
     committed = workspace().results / rows.profile.iloc[0] / RATES
@@ -295,7 +294,7 @@ def rates(rows: pd.DataFrame, cells: Path) -> pd.DataFrame:
 
 
 def comparisons(rows: pd.DataFrame) -> pd.DataFrame:
-    """Every method of the rows (the index) against the best grid search at private places, see :func:`paired`."""
+    """:func:`paired` for every method in the rows (the index) against the best grid search, with privacy only."""
     finite = rows[np.isfinite(rows.epsilon)]
     names = [name for name in ROWS if name in set(rows.row)]
     table = pd.DataFrame.from_dict({name: paired(finite, name) for name in names}, orient="index")

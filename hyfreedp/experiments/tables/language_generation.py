@@ -1,4 +1,4 @@
-"""Notebook 07: the runs of Tab. gpt2 and Fig. llama, their scores, and the paper's beside them."""
+"""Notebook 07: the runs of Tab. gpt2, their scores beside the paper's, and verdicts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ METRICS = ("BLEU", "NIST", "METEOR", "ROUGE_L", "CIDEr")
 TABLE = "language_generation.csv"
 START = "start"  # the row of the model before private training, at epsilon 0
 _WELL, _POORLY = {"least": COMPARABLE_SCORE}, {"most": POOR_SCORE}
-CLAIMS: dict[str, tuple[str, Whose, str, dict[str, float]]] = {  # by row: text, whose, case, mark of its share of BLEU
+CLAIMS: dict[str, tuple[str, Whose, str, dict[str, float]]] = {  # by row: claim, whose, case, mark for share of BLEU
     "hyfreedp_paper": (CLOSE, "the paper's", 'Tab. "gpt2"', _WELL),
     "dadaptation": ('Tab. "gpt2": D-Adaptation does not perform well', "the paper's", "", _POORLY),
     "prodigy": ('Tab. "gpt2": Prodigy does not perform well', "the paper's", "", _POORLY),
@@ -37,14 +37,14 @@ CLAIMS: dict[str, tuple[str, Whose, str, dict[str, float]]] = {  # by row: text,
 }
 TITLES = plan.TITLES | {START: "public start, not trained"}
 
-# The extended grid costs three runs more per epsilon, and stands in for the paper's where time is no matter.
+# The extended grid trains three rates more per epsilon than the paper's.
 _ROWS = ("grid", "grid_extended", "dadaptation", "prodigy", "reference", "hyfreedp_paper", "hyfreedp_robust")
 
 
 def e2e_scale(profile: str, seeds: int) -> Scale:
-    """The runs of the table: GPT-2's architecture on E2E at profiles gpu and paper, else a tiny model.
+    """The runs of the table on E2E: GPT-2's architecture at profiles gpu and paper, else a tiny model.
 
-    The large one starts from real weights at profile paper, and where ``$HYFREEDP_WEIGHTS`` has them.
+    The large model starts from GPT-2's weights at profile paper, or if ``$HYFREEDP_WEIGHTS`` is set; else from ours.
     """
     large = profile in ("gpu", "paper")
     real = profile == "paper" or bool(os.environ.get("HYFREEDP_WEIGHTS"))
@@ -52,21 +52,21 @@ def e2e_scale(profile: str, seeds: int) -> Scale:
     return Scale((Learner("e2e", model, "full"),), epsilons=(3.0, 8.0), seeds=seeds, rows=_ROWS)
 
 
-# Of the committed records: whole runs of the tiny model on all of E2E, about thirteen hours of one core.
+# The committed runs: the tiny model on all of E2E, about thirteen hours of one core.
 DESKTOP = e2e_scale("desktop", 2)
 
 
 def scored(scale: Scale, profile: str, cells: Path, *, train: bool = True, jobs: int = 1) -> pd.DataFrame:
-    """The numbers of the table, and above them those of the public start (row ``START``, epsilon 0, one seed).
+    """The numbers of the table, the first row being the model before training (row ``START``, epsilon 0, one seed).
 
     Args:
-        scale: of one learner.
-        profile: whose committed records fill what has no cell.
-        train: whether to train what is missing first.
+        scale: with one learner.
+        profile: the one whose committed table fills numbers without a cell.
+        train: whether to train missing runs first.
 
     Returns:
         The columns of :func:`hyfreedp.experiments.tables.plan.table` (``accuracy`` is that of test tokens),
-        ``perplexity``, ``METRICS`` (the last three are NaN without Java), and versions and hardware.
+        ``perplexity``, ``METRICS`` (the last three NaN without Java), date, versions and hardware.
     """
     learner, read = scale.learners[0], reader(cells)
     committed = workspace().results / profile / TABLE
@@ -91,14 +91,14 @@ def scored(scale: Scale, profile: str, cells: Path, *, train: bool = True, jobs:
     rows = rows.astype({"key": object}).merge(scores, on="key", how="left").astype(dict.fromkeys(METRICS, float))
     if not committed.exists():
         return rows
-    # The same run was perhaps scored with Java, which may be missing here: then the committed number is taken.
+    # If the same run is committed with a METEOR, its committed scores are taken: Java may be missing here.
     before, run = pd.read_csv(committed), [*NUMBER, "key"]
     same = rows.merge(before.dropna(subset="METEOR")[run], on=run, how="left", indicator=True)._merge == "both"
     return plan.filled(rows[NUMBER].join(rows.drop(columns=NUMBER)[~same]), before)
 
 
 def record(cells: Path, results: Path, *, train: bool, jobs: int = 1) -> str:
-    """Write the table of ``DESKTOP`` and the runs behind it; runs that were written before are put into ``cells``."""
+    """Write the table of ``DESKTOP`` and the archive of its runs, after unpacking the old archive into ``cells``."""
     scale, path, runs = DESKTOP, results / "desktop" / TABLE, results / "desktop" / archive.NAME
     before = archive.read(runs)
     archive.unpack(before, cells)
@@ -113,9 +113,9 @@ def record(cells: Path, results: Path, *, train: bool, jobs: int = 1) -> str:
 
 
 def public_start(learner: Learner, cells: Path, *, train: bool) -> Path:
-    """A file like a cell's: ``accuracy`` and ``loss`` of the test part's tokens, and ``outputs``, before any training.
+    """The path of a record of the model before training: ``accuracy``, ``loss`` (of test tokens) and ``outputs``.
 
-    Made if it is missing and ``train`` is set.
+    With ``train`` it is written if it does not exist.
     """
     task = LANGUAGE_TASKS[learner.task]
     named = {"task": learner.task, "model": learner.model, "weights": task.architecture(learner.model).checksum()}
@@ -130,10 +130,10 @@ def public_start(learner: Learner, cells: Path, *, train: bool) -> Path:
 
 
 def _scores(key: str, task: LanguageTask, outputs: list[str], cells: Path) -> dict[str, Any]:
-    """The five scores of a cell's sentences, kept beside it; made again where METEOR can be had now."""
+    """The five scores of a cell's sentences, cached beside it; computed again if Java was missing and now is not."""
     from hyfreedp.experiments.tasks import nlg_metrics
 
-    path = cells / f"{key}-{key_of({'outputs': outputs})}.scores.json"  # the same run may write others elsewhere
+    path = cells / f"{key}-{key_of({'outputs': outputs})}.scores.json"  # another machine may generate others
     if path.exists():
         known: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         if known["METEOR"] is not None or not shutil.which("java"):
@@ -144,27 +144,27 @@ def _scores(key: str, task: LanguageTask, outputs: list[str], cells: Path) -> di
 
 
 def summarise(rows: pd.DataFrame) -> pd.DataFrame:
-    """A line per place, method and metric, with ``mean``, ``std``, ``low``, ``high`` and ``count`` over seeds."""
+    """One row per place, method and metric: ``mean``, ``std``, ``low``, ``high`` (the range), ``count`` over seeds."""
     long = rows.melt(id_vars=NUMBER, value_vars=[*METRICS, "perplexity"], var_name="metric")
     groups = long.groupby([*CELL, "metric"], sort=False).value
     return groups.agg(mean="mean", std="std", low="min", high="max", count="count").reset_index()
 
 
 def with_paper(summary: pd.DataFrame) -> pd.DataFrame:
-    """The summary with ``paper``, what Tab. gpt2 prints for the same method, epsilon and metric; NaN if nothing."""
+    """The summary with a column ``paper``: Tab. gpt2's number for the same method, epsilon and metric, or NaN."""
     printed = paper.load("gpt2").rename(columns={"value": "paper"})[["epsilon", "method", "metric", "paper"]]
     named = summary.assign(method=summary.row.map({name: row.paper for name, row in ROWS.items()}))
     return named.merge(printed, on=["epsilon", "method", "metric"], how="left").drop(columns="method")
 
 
 def shares(rows: pd.DataFrame) -> pd.DataFrame:
-    """By row and epsilon the share of the grid search's BLEU at the same seed, the mean over seeds that both have."""
+    """Share of the grid search's BLEU at the same seed, by row and epsilon: the mean over seeds that both have."""
     bleu = rows[rows.epsilon > 0].pivot(index=["epsilon", "seed"], columns="row", values="BLEU")
     return bleu.div(bleu.grid, axis=0).groupby("epsilon").mean().T
 
 
 def judged(rows: pd.DataFrame) -> list[Verdict]:
-    """The claims of Tab. gpt2, by :func:`shares`. E2E is one data set, which gives no interval and decides none."""
+    """Verdicts on Tab. gpt2 by :func:`shares`: "not shown", as E2E is one data set, without an interval."""
     bleu, decided = shares(rows), []
     for row, (claim, whose, case, mark) in CLAIMS.items():
         found = bleu.loc[row].dropna()
@@ -176,7 +176,7 @@ def judged(rows: pd.DataFrame) -> list[Verdict]:
 
 
 def written(rows: pd.DataFrame, cells: Path, number: int) -> pd.DataFrame:
-    """What the runs wrote for one meaning of the test part, as far as their texts are kept: a line per run."""
+    """The sentences for test input ``number`` (from 0): a row for each run whose sentences are stored."""
     files = archive.read(workspace().results / "desktop" / archive.NAME)
     lines = []
     for row in rows.dropna(subset="key").to_dict("records"):

@@ -1,8 +1,8 @@
-"""Preset robust on the places of version 0.1.0's record, on test data: ``python -m hyfreedp.experiments.tables.looks``.
+"""Preset robust on test data, at version 0.1.0's places: ``python -m hyfreedp.experiments.tables.looks``.
 
-That record (``data/results/laptop/targets.csv``) has, at each place, the test accuracy of the best of a search over
-sixteen schedules that validation data chose. The same seeds are trained here with preset robust. Finished runs are
-kept, so that an interrupted command goes on.
+``data/results/laptop/targets.csv``, the record of that version, has for each place the test accuracy of the best of
+sixteen schedules, chosen on validation data. Here preset robust is trained with the same seeds. Finished runs are kept,
+so an interrupted command can be repeated.
 """
 
 from __future__ import annotations
@@ -18,27 +18,23 @@ from hyfreedp.experiments.tables.image_classification import CHOSEN_HERE, OURS
 from hyfreedp.experiments.tasks.registry import TASKS
 
 PLACE = ["task", "model", "tuning", "base", "steps", "epsilon"]
-CONTENDERS = {
-    "today": "preset robust",
-    "robust": "the rule of version 0.1.0",
-    "0.02, linear": "0.02, linear decay",
-}
+CONTENDERS = {"today": "preset robust", "robust": "the rule of version 0.1.0", "0.02, linear": "0.02, linear decay"}
 
 
 def places() -> pd.DataFrame:
-    """Rows of the record whose tasks there still are."""
+    """Rows of the record whose tasks still exist."""
     rows = pd.read_csv(RESULTS / "laptop" / "targets.csv")
     return rows[rows.task.isin(TASKS)]
 
 
 def run(found: pd.DataFrame) -> pd.DataFrame:
-    """The rows of preset robust, trained today."""
+    """Today's preset robust at those places, one row per run, as ``cells.tabulate`` gives it."""
     rows = found[found.name == "robust"].sort_values("seconds")[[*PLACE, "seed"]].to_dict("records")
     return tabulate(run_cells([Spec(method="robust", **row) for row in rows], workspace().cells))
 
 
 def differences(found: pd.DataFrame, today: pd.DataFrame) -> pd.DataFrame:
-    """Points of accuracy of every run with privacy to the best of the search, run by run with the same seed.
+    """Points of accuracy of every private run above the search's best, with the same seed.
 
     Returns:
         Columns of ``PLACE``, ``seed``, ``contender`` (a title of ``CONTENDERS``) and ``points``.
@@ -52,25 +48,25 @@ def differences(found: pd.DataFrame, today: pd.DataFrame) -> pd.DataFrame:
 
 
 def gaps(points: pd.DataFrame) -> pd.DataFrame:
-    """Means of :func:`differences` over the runs of a place, a column for each contender."""
+    """Means of :func:`differences` over seeds: a row for each place, a column for each contender."""
     return points.groupby([*PLACE, "contender"]).points.mean().unstack()
 
 
 def summary(table: pd.DataFrame) -> pd.DataFrame:
-    """Over the places of :func:`gaps`: mean, share within a point, and the worst."""
+    """Over the places of :func:`gaps`: mean, percentage at -1 point or above, and worst."""
     within = 100 * (table >= -1).sum() / table.count()
     return pd.DataFrame({"mean": table.mean(), "within 1 (%)": within, "worst": table.min()}).round(1)
 
 
 def judged(table: pd.DataFrame) -> list[Verdict]:
-    """What :func:`gaps` say of preset robust; of texts a point is one of right tokens."""
+    """The verdict on preset robust by :func:`gaps`; for texts a point is one percent of tokens."""
     points = table[CONTENDERS["today"]].dropna().droplevel(PLACE[1:])
     number = f"{means_in_words(points)}; {CHOSEN_HERE}"
     return [Verdict(OURS, "not shown", number, "ours", f"{len(points)} small places")]
 
 
 def sentence(today: pd.DataFrame) -> str:
-    """What the README says of preset robust."""
+    """The sentence in README on preset robust."""
     row = summary(gaps(differences(places(), today))).loc[CONTENDERS["today"]]
     return f"{row['mean']:+.1f} points from the best of a search in the mean, within one at {row['within 1 (%)']:.0f} %"
 

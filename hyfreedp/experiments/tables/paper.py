@@ -1,4 +1,4 @@
-"""The numbers that the paper prints, one file per table in data/paper."""
+"""The numbers printed in the paper, one file per table in data/paper."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ def load(table: str) -> pd.DataFrame:
     """One table of the paper, one row per printed number.
 
     Returns:
-        ``COLUMNS``: epsilon is ``inf`` for runs without privacy and NaN where the table has none; std is NaN where none
-        is printed; names that a table does not have are empty.
+        ``COLUMNS``: epsilon is ``inf`` for runs without privacy, and NaN if the table has none; std is NaN if none is
+        printed; other fields that a table does not have are empty.
     """
     types = {name: float if name in ("epsilon", "value", "std") else str for name in COLUMNS}
     frame = pd.read_csv(workspace().paper / f"{table}.csv", dtype=types)

@@ -1,8 +1,8 @@
-"""Which runs fill the accuracy tables (Tab. cv_main and its relatives): learners, budgets, methods, seeds.
+"""Which runs the accuracy tables need (those of Tab. cv_main and similar ones): learners, budgets, methods, seeds.
 
-A row of a table is a way to get a model. Some rows first search a learning rate, by runs that are scored on validation
-data held out of the training part; the rate that scored best is then trained on all of it, once per seed, and tested.
-Test data choose nothing.
+A row of a table is a way to get a model. Some rows first search a learning rate, with runs that are scored on
+validation data, held out of the training part. Runs with the best rate, on the whole training part, one per seed, are
+then scored on test data, which choose nothing.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from hyfreedp.noise import NoiseGenerator
 TABLE, RATES = "image_classification.csv", "image_classification_rates.csv"
 Reader = Callable[[Spec], dict[str, Any] | None]  # the record of a finished run, None if there is none
 
-# For all searches but the first two: the extended grid from where AdamW begins to learn within a hundred steps, so that
-# the tables of the laptop take minutes.
+# For all searches but the first two: the extended grid without the rates at which AdamW learns nothing in a hundred
+# steps, so that the tables of profile laptop take minutes.
 UPPER_GRID = (1e-3, 5e-3, 1e-2, 2e-2)
-MEAN_RUNS = 3.0  # of the random search
-LORA_FACTOR = 10.0  # of the first learning rate (§Experiments, "we scale up our default initial learning rate")
+MEAN_RUNS = 3.0  # of a random search
+LORA_FACTOR = 10.0  # on the first learning rate (§Experiments, "we scale up our default initial learning rate")
 
 
 @dataclass(frozen=True)
@@ -41,15 +41,15 @@ class Row:
     """A way to get a model.
 
     Attributes:
-        method: that trains, a name in ``METHODS``.
-        rates: the candidates; a single one is taken without a search.
-        covered: True if the table's epsilon covers the choice of the rate too.
-        paper: what the paper's tables call it, empty if they do not have it.
-        paper_tuning: the tuning whose tables have it under that name; None: all.
-        share: of epsilon that is left to the training.
-        search: "grid": the best of ``rates`` on validation data; "random": a random number of random candidates, each
-            with the noise that lets the whole search stay within epsilon.
-        clipping_threshold: R_g where the method has one.
+        method: trains it; a name in ``METHODS``.
+        rates: the candidates; if there is only one, nothing is searched.
+        covered: True if the table's epsilon covers the choice of the rate, too.
+        paper: its name in the paper's tables; empty if they do not have it.
+        paper_tuning: the only tuning for which they have that name; None: all.
+        share: of epsilon, for the final training.
+        search: "grid": the best of ``rates`` on validation data; "random": the best of a random number of random
+            candidates, each with enough noise to keep the whole search within epsilon.
+        clipping_threshold: R_g, if the method has one.
     """
 
     title: str
@@ -66,14 +66,14 @@ class Row:
 ROWS = {
     "grid": Row("grid search", "constant", PAPER_GRID, False, "NonDP-GS"),
     "grid_extended": Row("grid search, extended", "constant", EXTENDED_GRID, False),
-    # The paper's schedule is a cosine with BitFit, and not named with full fine-tuning.
+    # With BitFit the paper's schedule is a cosine; with full fine-tuning it does not say.
     "grid_linear": Row("grid search, linear decay", "linear", UPPER_GRID, False, "NonDP-GS w/ LS", "full"),
     "grid_cosine": Row("grid search, cosine decay", "cosine", UPPER_GRID, False, "NonDP-GS w/ LS", "bitfit"),
     "vanilla": Row("grid search, clipping at 1", "vanilla", UPPER_GRID, False, clipping_threshold=1.0),
     "adaptive": Row(
         "grid search, adaptive clipping", "adaptive", UPPER_GRID, False, clipping_threshold=INITIAL_THRESHOLD
     ),
-    # As the paper simulates it, with its narrow range at its narrowest: the best rate of the extended grid.
+    # As the paper simulates it, but its narrow range of rates is here only the best one of the extended grid.
     "dp_hyper": Row("DP-hyper, simulated", "constant", EXTENDED_GRID, False, "DP-hyper", share=0.85),
     "random_search": Row("DP random search", "constant", EXTENDED_GRID, True, search="random"),
     "dadaptation": Row("D-Adaptation", "dadaptation", (1.0,), True, "D-Adaptation"),
@@ -83,20 +83,20 @@ ROWS = {
     "hyfreedp_claimed": Row("HyFreeDP, as the paper accounts it", "paper_claimed", (1e-4,), False),
     "hyfreedp_robust": Row("preset robust (ours)", "robust", (1e-4,), True),
 }
-# Of the desktop's tables: those of the paper, the extended grid, the constant of ours, and preset robust.
+# Of profile desktop: the paper's, the extended grid, our constant 0.02, and preset robust.
 DESKTOP_ROWS = (
     *("grid", "grid_extended", "grid_linear", "dp_hyper", "dadaptation", "prodigy", "reference"),
     *("hyfreedp_paper", "hyfreedp_robust"),
 )
-# Whose rates are recorded step by step: they are learned, or follow an estimate.
+# Rows whose rates are recorded over the steps: they are learned, or scaled by an estimate.
 LEARNED = ("hyfreedp_robust", "hyfreedp_paper", "dadaptation", "prodigy")
 TITLES = {name: row.title for name, row in ROWS.items()}
-SPLIT_BUDGET = ("dp_hyper", "random_search")  # without privacy there is no budget to split: they are the grid search
+SPLIT_BUDGET = ("dp_hyper", "random_search")  # left out without privacy, where they would equal the grid search
 
 
 @dataclass(frozen=True)
 class Learner:
-    """What learns: data, model, which parameters, for how many steps, from which documents (the task's own if None)."""
+    """Data, model, trained parameters, steps and documents (None: the task's) of a run."""
 
     task: str
     model: str
@@ -107,7 +107,7 @@ class Learner:
 
 @dataclass(frozen=True)
 class Scale:
-    """The tables of one profile: every row for every learner and epsilon, with seeds 0, ..., seeds - 1."""
+    """The tables of one profile: every row for every learner and epsilon, with seeds 0 to ``seeds - 1``."""
 
     learners: tuple[Learner, ...]
     epsilons: tuple[float, ...] = (1.0, 3.0, 8.0, math.inf)
@@ -129,7 +129,7 @@ SCALES = {
         (Learner("digits", "mlp", "full"), *(Learner("digits", "vit8_glyphs", tuning, 30) for tuning in _TUNINGS))
     ),
     "desktop": Scale(_learners(_PARTS, ("vit32_tiny_imagenet_d128",)), seeds=2, rows=DESKTOP_ROWS),
-    # One claim of the paper, on one GPU in an evening: docs/gpu.md.
+    # One claim of the paper, in an evening on one GPU, see docs/gpu.md.
     "claim": Scale(
         (Learner("cifar100", "vit_small_patch16_224", "full"),),
         epsilons=(3.0,),
@@ -142,7 +142,7 @@ SCALES = {
 
 @dataclass(frozen=True)
 class Entry:
-    """One number of a table: a row for a learner at an epsilon, with one seed."""
+    """One number of a table: a row, for one learner, epsilon and seed."""
 
     learner: Learner
     epsilon: float
@@ -150,17 +150,17 @@ class Entry:
     seed: int
 
     def searches(self) -> list[Spec]:
-        """The runs on validation data from which the rate, or the model, is chosen; none if there is no choice."""
+        """The runs, scored on validation data, among which the best rate (or model) is chosen; empty without search."""
         row = ROWS[self.row]
         if len(row.rates) == 1:
             return []
         if row.search == "random":
             return self._random_runs()
-        # One search serves all seeds, and the split budget searches with all of it.
+        # All seeds share one search, which has the whole epsilon even if ``share`` is below 1.
         return [replace(self._run(rate, self.epsilon), seed=0, evaluation="validation") for rate in row.rates]
 
     def final(self, read: Reader) -> Spec | None:
-        """The run whose test accuracy is the number; None as long as its search is not done."""
+        """The run whose test accuracy is the number; None until its search is done."""
         row = ROWS[self.row]
         if len(row.rates) == 1:
             return self._run(row.rates[0], self.epsilon)
@@ -188,21 +188,22 @@ class Entry:
 
     def _random_runs(self) -> list[Spec]:
         """A geometric number of runs at random rates, each with its own seed (Papernot and Steinke, 2022)."""
-        row, learner = ROWS[self.row], self.learner
+        candidates, learner = ROWS[self.row].rates, self.learner
         random = NoiseGenerator(self.seed).child("random search", self.row)
         number = 1 + math.floor(math.log1p(-random.uniform(1).item()) / math.log1p(-gamma_for(1.0, MEAN_RUNS)))
+        rates = [candidates[int(len(candidates) * u)] for u in random.uniform(number)]
         epsilon = random_search_epsilon(learner.task, learner.steps, self.epsilon)
         return [
-            replace(self._run(float(rate), epsilon), seed=1000 * (self.seed + 1) + index, evaluation="validation")
-            for index, rate in enumerate(row.rates[int(len(row.rates) * u)] for u in random.uniform(number))
+            replace(self._run(rate, epsilon), seed=1000 * (self.seed + 1) + index, evaluation="validation")
+            for index, rate in enumerate(rates)
         ]
 
 
 @cache
 def random_search_epsilon(task_name: str, steps: int | None, target_epsilon: float) -> float:
-    """Epsilon of each run of a random search that as a whole stays within ``target_epsilon`` (RDP, geometric).
+    """Epsilon for each run of a random search with a geometric number of runs that costs ``target_epsilon`` by RDP.
 
-    The runs train on what is left without the validation data. By PLD, as all runs are calibrated, and rounded down.
+    The runs do not train on the validation data. Epsilon is by PLD, like all runs', and rounded down.
     """
     task = TASKS[task_name]
     rate, length = task.batch_size / task.validation_start, steps or task.steps
@@ -213,32 +214,31 @@ def random_search_epsilon(task_name: str, steps: int | None, target_epsilon: flo
 
 
 def entries(scale: Scale) -> Iterator[Entry]:
-    """Every number of the tables, in their order."""
+    """All numbers of the tables, in their order."""
     for learner, epsilon, row, seed in product(scale.learners, scale.epsilons, scale.rows, range(scale.seeds)):
         if not (math.isinf(epsilon) and row in SPLIT_BUDGET):
             yield Entry(learner, epsilon, row, seed)
 
 
 def searches(wanted: Iterable[Entry]) -> list[Spec]:
-    """The runs that choose, without repetitions: the first stage."""
+    """The runs of all searches, without duplicates: the first stage."""
     return list(dict.fromkeys(spec for entry in wanted for spec in entry.searches()))
 
 
 def finals(wanted: Iterable[Entry], read: Reader) -> list[Spec]:
-    """The runs whose numbers are shown, without repetitions: the second stage, as far as the first one is done."""
+    """The runs scored on test data, without duplicates: the second stage, as far as its searches are done."""
     runs = (entry.final(read) for entry in wanted)
     return list(dict.fromkeys(spec for spec in runs if spec is not None))
 
 
 def table(scale: Scale, read: Reader) -> pd.DataFrame:
-    """One tidy line per number.
+    """One row per number.
 
     Returns:
-        ``task``, ``model``, ``tuning``, ``epsilon``, ``row``, ``seed``; ``accuracy`` (test, a share; NaN while it is
-        missing) and ``loss`` (the same, in nats; NaN too of a random search, whose test loss no record has),
-        ``learning_rate`` (chosen, or first), ``runs`` (how many were trained for it, its search included),
-        ``validation_accuracy`` (of a searched rate or model), ``epsilon_run`` (what the run itself spent), ``key`` of
-        its cell and ``seconds``.
+        ``task``, ``model``, ``tuning``, ``epsilon``, ``row``, ``seed``; test ``accuracy`` (a share) and ``loss`` (nats;
+        of a random search it is not recorded), NaN if missing; ``learning_rate``, chosen or first; ``runs``, how many
+        runs it took, with its search; ``validation_accuracy`` of a searched rate or model; ``epsilon_run``, spent by
+        the run itself; ``key`` of its cell; and ``seconds``.
     """
     lines = []
     for entry in entries(scale):
@@ -263,9 +263,9 @@ def table(scale: Scale, read: Reader) -> pd.DataFrame:
 
 
 def filled(rows: pd.DataFrame, committed: pd.DataFrame) -> pd.DataFrame:
-    """The rows of a :func:`table`, with those of a committed one where there is no number.
+    """The rows of a :func:`table`; rows without a number are replaced by committed ones.
 
-    Seeds of one mean are of one version: where a row has numbers of a later one, older seeds are left out.
+    A mean must not mix versions: committed seeds that are older than another seed of the same ``CELL`` are left out.
     """
     rows = rows.reindex(columns=list(dict.fromkeys([*rows.columns, *committed.columns, "version_hyfreedp"])))
     known = rows[NUMBER].merge(committed, on=NUMBER, how="left").reindex(columns=rows.columns)
@@ -279,7 +279,7 @@ def filled(rows: pd.DataFrame, committed: pd.DataFrame) -> pd.DataFrame:
 
 LEARNER = ["task", "model", "tuning"]
 CELL = [*LEARNER, "epsilon", "row"]
-NUMBER = [*CELL, "seed"]  # what names a number of a table
+NUMBER = [*CELL, "seed"]  # the columns that identify a number
 COLUMNS = (
     *(*NUMBER, "accuracy", "loss", "learning_rate"),
     *("runs", "validation_accuracy", "epsilon_run", "key", "seconds"),

@@ -1,4 +1,4 @@
-"""Accuracy over clipping threshold and learning rate, and where preset robust trains on that map (notebook 09)."""
+"""Accuracy by clipping threshold and learning rate, a map on which notebook 09 shows preset robust's rate."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hyfreedp.experiments.tables import tuning_budget
 from hyfreedp.experiments.tasks.registry import TASKS
 
 TITLES = {"sgd": "SGD with momentum 0.9", "adamw": "AdamW"}
-# Per profile the steps of a run and, per optimizer, thresholds R_g and rates eta.
+# For each profile the steps of a run and, by optimizer, thresholds R_g and rates eta.
 MAPS: dict[str, dict[str, Any]] = {
     "smoke": {"steps": 10, "sgd": ((0.1, 1.0), (0.3, 3.0)), "adamw": ((0.1, 1.0), (1e-2,))},
     "laptop": {
@@ -31,7 +31,7 @@ MAPS["gpu"] = MAPS["paper"]
 
 
 def specs(profile: str, epsilon: float, seeds: int) -> list[Spec]:
-    """The runs of the map: both optimizers with every threshold and rate, without one, and with preset robust."""
+    """The runs of the map, for both optimizers: each threshold and rate; each rate, normalised; and preset robust."""
     common: dict[str, Any] = {"task": "digits", "epsilon": epsilon, "steps": MAPS[profile]["steps"]}
     chosen = []
     for base in TITLES:
@@ -47,7 +47,7 @@ def specs(profile: str, epsilon: float, seeds: int) -> list[Spec]:
 
 
 def train(runs: Sequence[Spec], folder: Path, jobs: int) -> pd.DataFrame:
-    """One row per run: that of ``runs.cells.tabulate``, ``percent`` and, for preset robust, the median rate ``eta``."""
+    """One row per run, see ``runs.cells.tabulate``, with ``percent`` and preset robust's median rate, ``eta``."""
     results = tabulate(run_cells(runs, folder, jobs=jobs, description="training runs"))
     results["percent"] = 100 * results.accuracy
     learned = [read_steps(spec, folder).eta.median() for spec in runs if spec.method == "robust"]
@@ -61,12 +61,12 @@ def means(results: pd.DataFrame) -> pd.Series:
 
 
 def learned_rate(results: pd.DataFrame, base: str) -> float:
-    """The rate of preset robust: mean over seeds of the median over steps."""
+    """Preset robust's rate: the median over steps, averaged over seeds."""
     return float(results[(results.method == "robust") & (results.base == base)].eta.mean())
 
 
 def counted(profile: str, epsilon: float, runs: int) -> float:
-    """Epsilon of so many runs of the map, each calibrated for ``epsilon``, together (by RDP)."""
+    """Epsilon by RDP of ``runs`` runs of the map together, each calibrated to ``epsilon``."""
     task = TASKS["digits"]
     steps = MAPS[profile]["steps"] or task.steps
     protocol: dict[str, Any] = {"target_delta": task.delta, "sample_rate": task.batch_size / task.train_size}

@@ -1,4 +1,4 @@
-"""The accuracy study: presets against the extended learning-rate grid, on every task, at several epsilons."""
+"""The accuracy study of notebook 12: both presets against the extended grid, on two small tasks at three epsilons."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FIRST_RATE = 1e-4  # of preset paper; robust has none
 FIRST_RATE_CLAIM = '§ 5: "We initialize R_l = 1 and eta = 1e-4 by default, allowing automatic updates in training"'
 TASKS = ("digits", "classification")
 GRID_METHODS = ("constant", "linear")
-# Beside the grid's best: a rate that needs no search because AdamW on normalised gradients is free of scale.
+# A rate without search, shown beside the grid's best: AdamW on normalised gradients is scale-free.
 REFERENCE = ("linear", 0.02)
 
 
@@ -35,7 +35,7 @@ def specs(seeds: int = 5) -> list[Spec]:
 
 
 def run(cells: Path, table: Path, *, seeds: int = 5, jobs: int = 1) -> pd.DataFrame:
-    """Run what is missing and write one tidy row per run to ``table``."""
+    """Train what is missing, and write one row per run to ``table``."""
     rows = tabulate(run_cells(specs(seeds), cells, jobs=jobs, description="accuracy study"))
     write_csv(table, rows)
     return rows
@@ -48,9 +48,9 @@ def summarise(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def gaps(rows: pd.DataFrame) -> pd.DataFrame:
-    """Every learned rate, and the reference, against the best rate of the grid, in points of accuracy.
+    """Both presets, and ``REFERENCE``, against the best run of the grid, in points of accuracy.
 
-    The best is the one with the highest mean on the very data that are reported: a choice in the grid's favour.
+    The best has the highest mean on the same test data, a choice in the grid's favour.
 
     Returns:
         One row per (task, epsilon, method, learning_rate): ``mean`` and ``std`` in percent, ``best`` (the grid's mean
@@ -68,9 +68,10 @@ def gaps(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def judged(compared: pd.DataFrame) -> list[Verdict]:
-    """What :func:`gaps` say of both presets. What arithmetic does to the paper's first rate is counted here alone.
+    """Verdicts on both presets by :func:`gaps`.
 
-    Our reading of the paper's sentence: from its default the rate can get to the searched one, on every task alike.
+    We read the paper's sentence thus: from its first rate it can reach the searched rate, on every task. Only here do
+    places count where the first rate is too low for the number of steps.
     """
     points = {method: part.set_index("task").gap for method, part in compared.groupby("method")}
     tuned, steps = compared.best_rate, TASK_OF[TASKS[0]].steps

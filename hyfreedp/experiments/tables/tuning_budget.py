@@ -1,7 +1,7 @@
-"""What tuning costs: the budget that each way of choosing hyperparameters takes from the training (notebook 09).
+"""What tuning costs: the share of the budget that each way of choosing hyperparameters takes (notebook 09).
 
-All costs here are by Renyi differential privacy, in which the analysis of random search is stated, so that every method
-is compared under one accountant.
+All costs are by Renyi differential privacy, which the analysis of random search needs, so that all methods are compared
+by one accountant.
 """
 
 from __future__ import annotations
@@ -32,8 +32,7 @@ TOLERANCE = 1e-6  # relative, of the noise multipliers found here
 
 
 def mean_runs(shape: float, gamma: float) -> float:
-    """Expected runs E[k] of a truncated negative binomial distribution of this shape eta (Papernot and Steinke, Def.
-    1)."""
+    """The mean E[k] of a truncated negative binomial distribution with shape eta (Papernot and Steinke, Def. 1)."""
     log = math.log(gamma)
     if shape == 0:
         return math.expm1(-log) / -log
@@ -47,20 +46,21 @@ def gamma_for(shape: float, mean: float) -> float:
 
 
 def repeated_rdp(orders: ArrayLike, rdp: ArrayLike, *, mean: float, shape: float) -> np.ndarray:
-    """Renyi DP of random search: run k times, k random, and release only the best run (Papernot and Steinke, 2022).
+    """Renyi DP of random search: k runs, k random, of which only the best is released (Papernot and Steinke, 2022).
 
-    For k from the truncated negative binomial distribution with parameters eta and gamma (Theorem 2), at each order
-    lambda and for the best second order lambda',
+    If k is truncated negative binomial with parameters eta and gamma (Theorem 2), it is, at each order lambda and for
+    the best second order lambda',
 
         eps(lambda) + (1 + eta) [(1 - 1/lambda') eps(lambda') + log(1/gamma) / lambda'] + log E[k] / (lambda - 1),
 
-    and for a Poisson k with mean mu (Theorem 6)
+    and if k is Poisson with mean mu (Theorem 6),
 
         eps(lambda) + mu delta + log(mu) / (lambda - 1),   one run being (log(1 + 1/(lambda - 1)), delta)-DP.
 
     Args:
         orders: lambda > 1.
-        mean: expected number of runs, above 1.
+        rdp: Renyi DP of one run at these orders.
+        mean: E[k] > 1.
         shape: eta >= 0; infinite for the Poisson distribution.
 
     Returns:
@@ -78,7 +78,7 @@ def repeated_rdp(orders: ArrayLike, rdp: ArrayLike, *, mean: float, shape: float
 def search_epsilon(
     sigma: float, *, target_delta: float, sample_rate: float, steps: int, mean: float, shape: float
 ) -> float:
-    """Epsilon of a random search over runs of DP-SGD with noise multiplier sigma; arguments as elsewhere."""
+    """Epsilon of a random search, see :func:`repeated_rdp`, over runs of DP-SGD with noise multiplier sigma."""
     run = opacus_rdp.compute_rdp(q=sample_rate, noise_multiplier=sigma, steps=steps, orders=list(ORDERS))
     return epsilon_of_rdp(ORDERS, repeated_rdp(ORDERS, run, mean=mean, shape=shape), target_delta)
 
@@ -88,22 +88,24 @@ def dp_sgd_epsilon(sigma: float, *, target_delta: float, sample_rate: float, ste
     return composed_epsilon(((sigma, steps),), sample_rate=sample_rate, delta=target_delta, accountant="rdp")
 
 
-# What is compared: gamma of HyFreeDP, the part of epsilon that a split search leaves to training (the paper's),
-# sigma_b / B of adaptive clipping, and a vanilla grid of the paper's five rates and six thresholds.
+# What is compared: HyFreeDP's gamma, the share of epsilon that the paper's DP-hyper leaves to training, sigma_b / B of
+# adaptive clipping, and a vanilla grid of the paper's five rates and six thresholds.
 GAMMA, KEPT, QUANTILE_PART = 1.01, 0.85, 0.05
 RATES, THRESHOLDS = 5, 6
 
 
 def budget_rows(*, budget: dict[str, float], batch_size: int, interval: int, runs: list[float]) -> pd.DataFrame:
-    """The budget that each way of choosing hyperparameters takes from the gradients of the run that is kept.
+    """How much of the budget each way of choosing hyperparameters takes from the gradients of the released run.
 
     Args:
-        runs: mean numbers of runs of a random search; those of a grid search are all counted, by composition.
+        budget: ``target_epsilon``, ``target_delta``, ``sample_rate`` and ``steps``.
+        batch_size, interval: B, and K of HyFreeDP.
+        runs: mean numbers of runs of a random search. All runs of a grid search count, by composition.
 
     Returns:
         One row per method and ``setting``: ``target_epsilon``, ``sigma`` (vanilla), ``sigma_gradient``,
-        ``noise_percent`` (how much larger it is) and ``share_percent``, the part of epsilon that those gradients leave
-        to everything else.
+        ``noise_percent`` (how much larger that is) and ``share_percent``, the share of epsilon that these gradients
+        leave for everything else.
     """
     target, sigma = budget["target_epsilon"], dp_sgd_noise(**budget)
     protocol: dict[str, Any] = {name: value for name, value in budget.items() if name != "target_epsilon"}
@@ -134,13 +136,14 @@ def dp_sgd_noise(**budget: Any) -> float:
 
 
 def search_noise(target_epsilon: float, *, mean: float, shape: float, **run: Any) -> float:
-    """The smallest noise multiplier at which :func:`search_epsilon` stays within the budget; more than one run's."""
-    search, start = {"mean": mean, "shape": shape} | run, dp_sgd_noise(target_epsilon=target_epsilon, **run)
+    """The smallest noise multiplier at which :func:`search_epsilon` is within the budget."""
+    search = {"mean": mean, "shape": shape} | run
+    start = dp_sgd_noise(target_epsilon=target_epsilon, **run)
     return smallest_noise(lambda sigma: search_epsilon(sigma, **search), target_epsilon, start, TOLERANCE)
 
 
 def quantile_noise_for_share(share: float, *, budget: dict[str, float]) -> float:
-    """sigma_b at which adaptive clipping takes this share, in (0, 1), of epsilon from the gradients."""
+    """The sigma_b at which adaptive clipping takes this share (in (0, 1)) of epsilon from the gradients."""
     left = budget | {"target_epsilon": (1 - share) * budget["target_epsilon"]}
     total, kept = dp_sgd_noise(**budget), dp_sgd_noise(**left)
     return 0.5 * (total**-2 - kept**-2) ** -0.5
@@ -149,17 +152,14 @@ def quantile_noise_for_share(share: float, *, budget: dict[str, float]) -> float
 def costs(
     folder: Path, budgets: Sequence[dict[str, float]], *, batch_size: int, interval: int, runs: list[float]
 ) -> pd.DataFrame:
-    """Rows of :func:`budget_rows` at several budgets, kept in ``folder``; index: method, setting and target_epsilon."""
+    """:func:`budget_rows` for several budgets, cached in ``folder``; index: method, setting and target_epsilon."""
     choices: dict[str, Any] = {"batch_size": batch_size, "interval": interval, "runs": runs}
     table = pd.concat(cached(folder, budget_rows, budget=budget, **choices) for budget in budgets)
     return table.set_index(["method", "setting", "target_epsilon"]).sort_index()
 
 
 def comparison(found: pd.DataFrame, targets: Sequence[float], runs: Sequence[float]) -> pd.DataFrame:
-    """Tab. "hyperparam comparison" with our numbers of :func:`costs`, a row per method and budget.
-
-    ``runs`` are mean numbers of runs of a random search.
-    """
+    """Tab. "hyperparam comparison" with our numbers from :func:`costs`: one row per method and budget."""
     pairs = RATES * THRESHOLDS
     printed = [
         ("hyfreedp", GAMMA, "HyFreeDP, gamma = 1.01", "no", "no", "<1"),
@@ -180,10 +180,13 @@ def comparison(found: pd.DataFrame, targets: Sequence[float], runs: Sequence[flo
 
 
 def judged(share: pd.Series, by_gamma: pd.Series, epsilon: float, runs: Sequence[float]) -> list[Verdict]:
-    """The paper's shares, most of which it calls estimates: by method, setting and budget, and HyFreeDP's by gamma.
+    """Verdicts on the paper's shares of the budget, most of which it calls estimates.
 
-    Estimates are judged at ``epsilon``. Of a random search the paper gives no number of runs: each of ``runs`` is a
-    case.
+    Args:
+        share: percent, by method, setting and budget.
+        by_gamma: percent that HyFreeDP takes at ``epsilon``, by gamma.
+        epsilon: the budget at which estimates are judged.
+        runs: mean numbers of runs of a random search, one case each: the paper gives none.
     """
     ours, at = share["hyfreedp", GAMMA], share.xs(epsilon, level="target_epsilon")
     adaptive = at["adaptive clipping"].item()
@@ -217,6 +220,6 @@ def judged(share: pd.Series, by_gamma: pd.Series, epsilon: float, runs: Sequence
 
 
 def small_batches(sigma: float, sizes: Sequence[int]) -> pd.DataFrame:
-    """What adaptive clipping with sigma_b = B/20 adds to the gradient noise ``sigma`` at several B."""
+    """How much noise, in percent of ``sigma``, adaptive clipping with sigma_b = B/20 adds, for several B."""
     more = [100 * (update_noise(sigma, size / 20) / sigma - 1) for size in sizes]
     return pd.DataFrame({"B": sizes, "more_noise_percent": more})
