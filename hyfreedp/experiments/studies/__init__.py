@@ -1,1 +1,1 @@
-"""What notebooks compute and draw beside the tables: one module per question."""
+"""What notebooks compute besides the tables, one module per question."""

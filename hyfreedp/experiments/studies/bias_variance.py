@@ -1,4 +1,4 @@
-"""What the threshold R_l costs: bias and noise of private losses (notebooks 01 and 11)."""
+"""The cost of a threshold R_l: clipping bias and noise of private losses (notebooks 01 and 11)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SMOKE["multiples"] = _LAPTOP["multiples"][:-1:8]
 
 
 def sizes_of(profile: str, step: int) -> dict[str, Any]:
-    """How much notebook 01 simulates; ``stages`` are the steps of the training run that it looks at."""
+    """How much notebooks 01 and 11 simulate; ``stages`` are the steps of a training run at which losses are probed."""
     stages = [step] if profile == "smoke" else sorted({3, step, 40})
     return {"smoke": _SMOKE, "laptop": _LAPTOP}.get(profile, _LARGE) | {"stages": stages}
 
@@ -39,28 +39,28 @@ def digits_budget(epsilon: float) -> dict[str, float]:
 
 
 def noise_of(folder: Path, budget: dict[str, Any], **choices: Any) -> NoiseSplit:
-    """The calibrated split of a budget in the paper's plan, but for ``choices``; kept in ``folder``."""
+    """The calibrated split of a budget under preset paper with changed ``choices``, cached in ``folder``."""
     arguments = budget | PRESETS["paper"].releases(budget["steps"]) | choices
     return split_of(cached(folder, calibrated, **arguments).iloc[0])
 
 
 def fall_of_noise(folder: Path, budget: dict[str, Any], records: int, small: int, large: int) -> float:
-    """sigma_l / B at the batch size ``small`` divided by that at ``large``, at the same number of steps."""
-    rates = {size: budget | {"sample_rate": size / records} for size in (small, large)}
-    noise = {size: noise_of(folder, at, allocation="per_step").sigma_loss / size for size, at in rates.items()}
+    """sigma_l / B at the batch size ``small``, divided by that at ``large``, for N = ``records`` and equal steps."""
+    budgets = {size: budget | {"sample_rate": size / records} for size in (small, large)}
+    noise = {size: noise_of(folder, one, allocation="per_step").sigma_loss / size for size, one in budgets.items()}
     return noise[small] / noise[large]
 
 
 def calibrated(**arguments: Any) -> pd.DataFrame:
-    """One row: the fields of :func:`hyfreedp.calibrate_noise`'s split, and the arguments it was made with."""
+    """One row with the fields of the split from :func:`hyfreedp.calibrate_noise` with these arguments."""
     return pd.DataFrame([calibrate_noise(**arguments).to_dict()])
 
 
 def optimal_threshold(mean: float, std: float, *, noise_multiplier: float, expected_batch_size: float) -> float:
-    """The R_l > 0 of the least error of the private mean of N(mean, std^2) losses; the noise must be positive.
+    """The R_l > 0 with the smallest error of the private mean of N(mean, std^2) losses; ``noise_multiplier`` > 0.
 
-    The error is against the mean of a batch as B grows (Corollary 1). The derivative of its square vanishes where
-    ``bias(R) P(L > R) = (sigma_l / B)^2 R``; the left side falls with R, the right side grows, so the root is unique.
+    The mean squared error, for large B (Corollary 1), is bias(R)^2 + (R sigma_l / B)^2. Its derivative is zero where
+    ``bias(R) P(L > R) = (sigma_l / B)^2 R``. The left side falls with R and the right side grows: one solution.
     """
 
     def slope(threshold: float) -> float:

@@ -1,4 +1,4 @@
-"""Fig. "llama" (notebook 07): learned rates beside constants while a LLaMA with LoRA learns documents."""
+"""Fig. "llama" (notebook 07): learned and constant rates of a LLaMA with LoRA, trained on documents."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from hyfreedp.experiments.tables.grid import train_missing
 from hyfreedp.experiments.tables.image_classification import OURS
 from hyfreedp.experiments.tables.plan import Learner, Scale, entries
 
-NO_NOISE = "no_noise"  # a row: the paper's preset without privacy
-NOISELESS_LOSSES = "noiseless_losses"  # a row: with the paper's noise on gradients, and a millionth of it on losses
+NO_NOISE = "no_noise"  # a row: preset paper without privacy
+NOISELESS_LOSSES = "noiseless_losses"  # a row: the paper's noise on gradients, a millionth of its noise on losses
 METHODS = ("grid", "grid_extended", "reference", "hyfreedp_paper", "hyfreedp_claimed", "hyfreedp_robust")
 TABLE, EPSILON, SEEDS = "desktop/documents.csv", 8.0, 3  # of the committed record
 VALUES = ("eta", "loss_threshold", "test_loss")
-EVERY = 3  # steps, of which one is recorded, beside those with an evaluation
-# Marks: the largest rate over the first, the last over the largest; perplexity over the search's, "as well".
+EVERY = 3  # one of so many steps is recorded, and all steps with an evaluation
+# Marks: the least ratio of largest to first rate, the greatest ones of last to largest, and of perplexity to another's.
 ROSE, FELL, AS_WELL = 1.1, 0.9, 1.05
 
 
 def documents_scale(profile: str, source: str | None, epsilon: float, seeds: int) -> Scale:
     """The private runs of the figure: LoRA on a tiny LLaMA or, at profiles gpu and paper, on LLaMA-2-7B.
 
-    ``source`` are documents; synthetic reports if None.
+    ``source`` is a file of documents; None: the synthetic reports.
     """
     model = "llama_sentences" if profile in ("smoke", "laptop", "desktop") else "llama2_7b"
     learner = Learner("reports", model, "lora", 6 if profile == "smoke" else None, source)
@@ -39,11 +39,11 @@ def documents_scale(profile: str, source: str | None, epsilon: float, seeds: int
 
 
 def dynamics(scale: Scale, cells: Path, *, jobs: int) -> pd.DataFrame:
-    """Train the runs of the figure, and the controls: without privacy, and without noise on losses. One line per step.
+    """Train the runs of the figure and two controls, without privacy and without noise on losses.
 
     Returns:
-        ``row``, ``seed`` and ``epsilon_run``, what the run really spent; ``step``, and what the figure draws: ``eta``,
-        ``loss_threshold`` (R_l) and ``test_loss`` in nats per token; NaN where a step or a method has none.
+        One row per step: ``row``, ``seed``, ``epsilon_run``, which the run really spent, ``step``, ``eta``,
+        ``loss_threshold`` (R_l) and ``test_loss`` in nats per token; NaN if a step or method has none.
     """
     wanted = list(entries(scale))
     train_missing(wanted, cells, jobs=jobs)
@@ -60,21 +60,21 @@ def dynamics(scale: Scale, cells: Path, *, jobs: int) -> pd.DataFrame:
 
 
 def record(source: str, cells: Path, table: Path, *, jobs: int) -> pd.DataFrame:
-    """Train what is missing on the documents of a file, and write the table: the steps to be drawn, with versions."""
+    """Train what is missing on the documents in a file; write recorded steps, with versions; return all steps."""
     rows = dynamics(documents_scale("desktop", source, EPSILON, SEEDS), cells, jobs=jobs)
     write_csv(table, with_versions(rows[(rows.step % EVERY == 0) | rows.test_loss.notna()]))
     return rows
 
 
 def rates(curves: pd.DataFrame) -> pd.DataFrame:
-    """Of each run: ``epsilon_run``, its ``first`` rate, the ``largest``, the ``last``, and last ``perplexity``."""
+    """One row per run: ``epsilon_run``, its ``first``, ``largest`` and ``last`` rate, and its last ``perplexity``."""
     ordered = curves.sort_values("step", kind="stable").groupby(["row", "seed", "epsilon_run"], sort=False)
     found = ordered.eta.agg(first="first", largest="max", last="last")
     return found.assign(perplexity=np.exp(ordered.test_loss.last())).reset_index()
 
 
 def judged(found: pd.DataFrame, data: str) -> list[Verdict]:
-    """The claims of Fig. "llama", by :func:`rates`. One data set, whose runs give no interval and decide none."""
+    """Verdicts on Fig. "llama" by :func:`rates`: "not shown", as one data set, named ``data``, has no interval."""
     runs, decided = found.set_index("row"), []
     for row, case in (("hyfreedp_claimed", "the paper's accounting"), ("hyfreedp_paper", "sound accounting")):
         at = runs.loc[[row]]

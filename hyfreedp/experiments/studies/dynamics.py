@@ -1,4 +1,4 @@
-"""Training dynamics (notebook 05): which runs show them, on a small task and, recorded, on real images."""
+"""Training dynamics (notebook 05): the runs, on a small task and, from a record, on real images; and verdicts."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from hyfreedp.experiments.store.provenance import with_versions
 from hyfreedp.experiments.store.verdicts import COMPARABLE, Verdict, by_data_sets, over_data_sets
 from hyfreedp.experiments.tables import small_tasks
 from hyfreedp.experiments.tables.image_classification import CLOSE, highest_rate
-from hyfreedp.experiments.tables.plan import SCALES, entries, searches
+from hyfreedp.experiments.tables.plan import SCALES, Scale, entries, searches
 
 PROFILE_TASKS = {"smoke": ("digits",), "laptop": ("digits",), "gpu": ("gtsrb", "cifar10"), "paper": ("svhn", "gtsrb")}
 INTERVALS = (1, 5, 10)
-STARTS = (1e-4, 1e-2)  # the paper's first rate, and one that suits
+STARTS = (1e-4, 1e-2)  # first rates: the paper's, and one near those of a search
 
 
 def series(base: Spec, tuned: Spec, intervals: Sequence[int]) -> dict[tuple[str, str], Spec]:
-    """By start and name, preset paper from every first rate at every K, preset robust, and what was tuned by hand."""
+    """Runs by start and name: preset paper from each first rate at each K; preset robust; and ``tuned``."""
     found = {}
     for rate in STARTS:
         start = f"{base.task}, from {rate:g}"
@@ -39,9 +39,9 @@ def series(base: Spec, tuned: Spec, intervals: Sequence[int]) -> dict[tuple[str,
 
 
 def tuned_by_hand(base: Spec, recorded: pd.DataFrame, folder: Path) -> Spec:
-    """The grid's best rate, constant or with linear decay, by mean *test* accuracy: in its favour, and not private.
+    """The grid's best run, constant or with linear decay, by mean *test* accuracy (in its favour, and not private).
 
-    ``recorded`` are rows of the accuracy study; a task without rows gets its grid trained, one run per rate.
+    ``recorded`` has rows of the accuracy study; if none is of this task, the grid is trained here, once per rate.
     """
     if base.task not in set(recorded.task):
         specs = [
@@ -58,7 +58,7 @@ def tuned_by_hand(base: Spec, recorded: pd.DataFrame, folder: Path) -> Spec:
 
 
 def steps_of(lines: Mapping[tuple[str, str], Spec], seeds: int, folder: Path) -> pd.DataFrame:
-    """One row per step of the finished runs of :func:`series`, with ``start``, ``series`` and ``seed``."""
+    """The finished runs of :func:`series`: one row per step, with ``start``, ``series`` and ``seed``."""
     tables = [
         read_steps(one, folder).assign(start=start, series=name, seed=one.seed)
         for (start, name), spec in lines.items()
@@ -68,11 +68,11 @@ def steps_of(lines: Mapping[tuple[str, str], Spec], seeds: int, folder: Path) ->
 
 
 def numbers(rows: pd.DataFrame) -> pd.DataFrame:
-    """Per start and series, means over its runs.
+    """Means over seeds, indexed by start and series.
 
     Returns:
-        ``accuracy`` in percent; ``largest``, and ``eta``, the last rate; ``peak``, where R_l is highest, in percent of
-        the run, and ``end``, what is left of that, in percent.
+        ``accuracy`` in percent; ``largest`` and ``eta``, the largest and the last rate; ``peak``, when R_l is highest,
+        in percent of the run; and ``end``, the last R_l in percent of the highest.
     """
     line = ["start", "series"]
     ordered = rows.sort_values("step", kind="stable").groupby([*line, "seed"], sort=False)
@@ -86,9 +86,9 @@ def numbers(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def judged(*parts: pd.DataFrame) -> list[Verdict]:
-    """The claims of Fig. "train curve", by rows of :func:`steps_of`, on real images too.
+    """Verdicts on Fig. "train curve" by rows of :func:`steps_of`, one table per study (digits, real images).
 
-    Where arithmetic keeps a run from the tuned rate, see ``highest_rate``, it is left out.
+    Runs that cannot reach the tuned rate in their number of steps, see ``highest_rate``, are left out.
     """
     lines = []
     for part in parts:
@@ -122,21 +122,16 @@ def judged(*parts: pd.DataFrame) -> list[Verdict]:
     return [*decided, Verdict('Fig. "train curve": thresholds peak early and decrease', outcome, number)]
 
 
-# The first learner of profile desktop, CIFAR-10 with all parameters trained, at its larger budget.
-SCALE = replace(
-    SCALES["desktop"],
-    learners=SCALES["desktop"].learners[:1],
-    epsilons=(8.0,),
-    rows=("hyfreedp_paper", "hyfreedp_robust", "grid_extended"),
-)
+# The first learner of profile desktop (CIFAR-10, all parameters trained) at epsilon = 8.
+SCALE = Scale(SCALES["desktop"].learners[:1], (8.0,), 2, ("hyfreedp_paper", "hyfreedp_robust", "grid_extended"))
 TABLE = "desktop/fine_tuning.csv"  # of the committed record
 NAMES = {"hyfreedp_robust": "preset robust (ours)", "grid_extended": "tuned by hand"}
 VALUES = ("loss_threshold", "eta", "private_loss", "test_loss", "test_accuracy")
-EVERY = 5  # steps, of which one is recorded, beside those with an evaluation
+EVERY = 5  # one of so many steps is recorded, and all steps with an evaluation
 
 
 def record(cells: Path, table: Path, *, jobs: int) -> pd.DataFrame:
-    """Train what is missing and write the table: a line per run and recorded step, with versions and hardware."""
+    """Train what is missing; write and return one row per run and recorded step, with versions and hardware."""
     run_cells(searches(entries(SCALE)), cells, jobs=jobs, description="searches")
     read, finals = reader(cells), defaultdict[str, list[Spec]](list)
     for entry in entries(SCALE):

@@ -1,6 +1,6 @@
-"""The loss along the update direction of real runs, raw and as private probes see it (notebooks 01 and 11).
+"""Raw losses along the update direction of real runs (notebooks 01 and 11).
 
-Everything computed from raw losses here is NOT private. It shows what a run never sees.
+They are NOT private: they show what a private run never sees.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from hyfreedp.experiments.tasks.registry import TASKS
 from hyfreedp.experiments.tasks.scores import losses_of as per_sample_loss_of
 
 POINTS = ["ahead", "here", "behind"]  # losses at w - hG, w and w + hG, in the order that probes take them
-RUN = {"method": "paper", "learning_rate": 0.01, "interval": 1}  # from the paper's own first rate nothing is learned
+RUN = {"method": "paper", "learning_rate": 0.01, "interval": 1}  # the paper's own first rate is too low to learn
 
 
 def outlier(task: str, brightness: float) -> tuple[Tensor, Tensor]:
-    """A record that does not belong: the first training image, ``brightness`` times as bright, under a wrong label."""
+    """An outlier, features (1, d) and label (1,): the first image, ``brightness`` times as bright, mislabelled."""
     features, labels = TASKS[task].datasets("test")[0].tensors
     classes = int(labels.max()) + 1
     return brightness * features[:1], (labels[:1] + 1) % classes
@@ -38,8 +38,10 @@ def probed_losses(*, spec: dict[str, Any], stages: list[int], brightness: float,
     """Raw per-sample losses along the update direction of a run, at 0-based steps ``stages``. NOT private.
 
     Args:
-        brightness: of the :func:`outlier`, which takes no part in the training.
-        reach: h in units of the rate; Algorithm 1 looks at the rate itself.
+        spec: fields of the run's spec.
+        stages: steps, in [0, T).
+        brightness: of the :func:`outlier`, which is not trained on.
+        reach: h as a multiple of the rate; 1 in Algorithm 1.
 
     Returns:
         One row per record and stage: ``step``, ``distance`` h, ``part`` ("batch", "train": all training records,
@@ -75,7 +77,7 @@ def probed_losses(*, spec: dict[str, Any], stages: list[int], brightness: float,
 
 @torch.no_grad()
 def _move(weights: Sequence[Tensor], before: Sequence[Tensor], after: Sequence[Tensor], x: float) -> None:
-    """Put the weights at w + x (w' - w), where w and w' are those before and after a step."""
+    """Set ``weights`` to w + x (w' - w), with w from ``before`` and w' from ``after`` a step."""
     for weight, first, last in zip(weights, before, after, strict=True):
         weight.copy_(torch.lerp(first, last, x))
 
@@ -83,7 +85,7 @@ def _move(weights: Sequence[Tensor], before: Sequence[Tensor], after: Sequence[T
 def probed_runs(
     folder: Path, *, epsilon: float, seeds: int, stages: list[int], brightness: float = 16.0, reach: float = 1.0
 ) -> tuple[list[pd.DataFrame], list[str]]:
-    """:func:`probed_losses` of ``RUN`` with each seed, kept in ``folder``; and the names of the cells."""
+    """:func:`probed_losses` of ``RUN``, one table per seed, cached in ``folder``; and the names of these cells."""
     runs: list[dict[str, Any]] = [
         {"spec": RUN | {"epsilon": epsilon, "seed": seed}, "stages": stages, "brightness": brightness, "reach": reach}
         for seed in range(seeds)
@@ -93,10 +95,10 @@ def probed_runs(
 
 
 def losses_of(table: pd.DataFrame, step: int, part: str) -> np.ndarray:
-    """Losses at (w - hG, w, w + hG), shape ``(3, B)``, of a part of :func:`probed_losses`."""
+    """Losses at (w - hG, w, w + hG), shape (3, B), from a table of :func:`probed_losses`."""
     return table[(table.step == step) & (table.part == part)][POINTS].to_numpy().T
 
 
 def distance_of(table: pd.DataFrame, step: int) -> float:
-    """h at a step of :func:`probed_losses`."""
+    """h at this step, from a table of :func:`probed_losses`."""
     return float(table.distance[table.step == step].iloc[0])

@@ -1,7 +1,7 @@
 """The noise of a private mean loss, in percent of its clip R_l: ``python -m hyfreedp.experiments.studies.loss_noise``.
 
-A line search rests on it. It is sigma_l / B, so it depends on N, B, T, K and epsilon alone, and no data are read. What
-the paper's runs have is of its own scale; most runs here have more. Notebooks 04 and 11 and docs/verdicts.md show it.
+It decides how well a line search can work. It is sigma_l / B, which follows from N, B, T, K, epsilon and delta, without
+data. Most of our runs have more noise than runs at the paper's scale. Notebooks 04 and 11 and docs/verdicts.md show it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TABLE = RESULTS / "laptop" / "loss_noise.csv"
 PAPER = "the paper's scale"
 EPSILONS, INTERVAL = (1.0, 3.0, 8.0), 5
 WAYS = {"soundly": "sound", "the paper's count": "claimed"}
-# Setting: N, B, T, delta. The paper prints no protocol of its images; that of its authors' public script is taken.
+# N, B, T and delta by setting. The paper prints no protocol for images; this is the one of its authors' public script.
 SETTINGS: dict[str, tuple[int, int, int, float]] = {
     "digits, MLP": (1_500, 500, 100, 1e-4),
     "digits, ViT": (1_500, 500, 30, 1e-4),
@@ -39,7 +39,7 @@ SETTINGS: dict[str, tuple[int, int, int, float]] = {
 
 
 def noise(setting: str, epsilon: float) -> dict[str, Any]:
-    """A row of the record: ``claimed`` is by the paper's own count, ``sound`` by preset paper's (PLD, one batch)."""
+    """A row of the record: ``claimed_percent`` by the paper's own accounting, ``sound_percent`` by preset paper's."""
     records, batch_size, steps, delta = SETTINGS[setting]
     budget: dict[str, Any] = {"target_epsilon": epsilon, "target_delta": delta, "sample_rate": batch_size / records}
     budget |= {"steps": steps, "interval": INTERVAL}
@@ -50,21 +50,21 @@ def noise(setting: str, epsilon: float) -> dict[str, Any]:
 
 
 def recorded() -> pd.DataFrame:
-    """The record, with ``setting`` and ``epsilon`` as index."""
+    """The committed record, indexed by ``setting`` and ``epsilon``."""
     return pd.read_csv(TABLE).set_index(["setting", "epsilon"])
 
 
 def at_the_papers_scale(epsilon: float) -> dict[str, float]:
-    """sigma_l / B there, soundly and by the paper's own count, at the recorded budget that is nearest."""
+    """sigma_l / B at the paper's scale, by both ways of accounting, at the nearest recorded epsilon."""
     rows = recorded().loc[PAPER]
     near = rows.loc[min(rows.index, key=lambda one: abs(math.log(one / epsilon)))]
     return {f"{PAPER}, {way}": near[f"{column}_percent"] / 100 for way, column in WAYS.items()}
 
 
 def magnitudes() -> Verdict:
-    """Tab. "diff priv": E|noise| of a private loss and of a private gradient in d dimensions, by simulation.
+    """Verdict on Tab. "diff priv": E|noise| of a private loss, and of a private gradient in d dimensions, simulated.
 
-    Both are taken from the library's own releases of nothing, with sigma = R = 1.
+    The library releases zero losses and zero gradients, with sigma = R = 1.
     """
     draws, dimension, batch_size = 20_000, 1_000, 1_000
     random: dict[str, Any] = {"expected_batch_size": batch_size, "generator": NoiseGenerator(0)}
@@ -80,12 +80,12 @@ def magnitudes() -> Verdict:
 
 
 def more_points() -> Verdict:
-    """The footnote that more points may stabilise the fit, "using more privacy budget", by its slope's noise.
+    """Verdict on the footnote that more points may stabilise the fit, by the noise of the fitted slope.
 
-    Judged as it says, with the same noise on each loss. What they give at the same privacy is told beside it.
+    As the footnote says, "using more privacy budget": each loss has the same noise. Equal privacy is reported, too.
     """
     slopes = {}
-    for power in (0.0, 0.5):  # at the same privacy the noise of n losses grows with the root of n
+    for power in (0.0, 0.5):  # noise (n / 3)^power: the same on each loss; then the same privacy
         fits = {n: fit_quadratic(np.linspace(-1, 1, n), np.zeros(n), (n / 3) ** power) for n in (3, 5, 9)}
         slopes[power] = {n: fits[n].slope_std / fits[3].slope_std for n in (5, 9)}
     more, same = (", ".join(f"{slope:.2f} times with {n}" for n, slope in found.items()) for found in slopes.values())
@@ -95,7 +95,7 @@ def more_points() -> Verdict:
 
 
 def markdown(rows: pd.DataFrame) -> str:
-    """The table of docs/verdicts.md, from rows of the record at epsilon = 3, in percent of the clip."""
+    """The table of docs/verdicts.md: rows of the record at epsilon = 3, in percent of the clip."""
     lines = []
     for one in rows[rows.epsilon == 3].itertuples():
         numbers = [f"{getattr(one, f'{column}_percent'):.2g}" for column in WAYS.values()]

@@ -1,4 +1,4 @@
-"""The noise split in numbers: what each way of counting allows, and what it really costs (notebooks 03 and 09)."""
+"""Noise splits by several ways of accounting, and their true epsilons (notebooks 03 and 09)."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from hyfreedp.experiments.accounting_of_the_paper import (
 from hyfreedp.experiments.store.files import cached
 from hyfreedp.experiments.store.verdicts import Verdict, by_attack, by_proof, by_row
 
-# Costs are read off a grid of privacy losses ten times coarser than that of the calibration: ten times faster, rounded
-# up like it, and at most 0.1 % above it.
+# True epsilons use a grid of privacy losses ten times coarser than the calibration's: ten times faster, still an upper
+# bound, and at most 0.1 % higher.
 COARSENESS = 10
 
-LABELS = ("section", "data")  # keys of rows that tell where they belong
+LABELS = ("section", "data")  # keys of rows that are no arguments of the calibration
 ACCOUNTANTS = ["rdp", "pld", "gdp"]
 COMPOSITIONS = ["same_batch", "independent", "epsilon_sum"]
 _AS_THE_PAPER = {"accountant": ["rdp", "gdp"], "composition": "independent"}
@@ -47,7 +47,7 @@ _LAPTOP: dict[str, Any] = {
 
 @dataclasses.dataclass(frozen=True)
 class DataSet:
-    """N records of a data set of the paper, with an expected batch size B and a number of epochs of our choice."""
+    """A data set of the paper with N records, and the expected batch size B and number of epochs that we chose."""
 
     title: str
     records: int
@@ -64,8 +64,8 @@ class DataSet:
         }
 
 
-# The sizes are those of the training parts that torchvision and the E2E challenge distribute. The paper states neither
-# B nor the number of epochs; these are ours: 5 epochs of B = 1,000 to fine-tune on images, and 10 of B = 1,024 for E2E.
+# Sizes of the training parts that torchvision and the E2E challenge distribute. The paper states neither B nor
+# epochs: we chose 5 epochs of B = 1,000 for images, 10 of B = 1,024 for E2E.
 DATA_SETS = (
     DataSet("CIFAR-10", 50_000, 1000, 5),
     DataSet("CIFAR-100", 50_000, 1000, 5),
@@ -77,14 +77,14 @@ DATA_SETS = (
 
 
 def settings(section: str, **choices: Any) -> list[dict[str, Any]]:
-    """All combinations of arguments of :func:`calibration`, each a list of values or one value, a section."""
+    """All combinations of arguments for :func:`calibration`, each given as a list or one value; with ``section``."""
     names = list(choices)
     values = [choice if isinstance(choice, list) else [choice] for choice in choices.values()]
     return [{"section": section, **dict(zip(names, row, strict=True))} for row in product(*values)]
 
 
 def grid_of(profile: str, epsilon: float, interval: int) -> dict[str, Any]:
-    """The values that notebook 03 compares at a profile: lists, and the number of simulated ``runs``."""
+    """The lists of values that notebook 03 compares at a profile, and its number of simulated ``runs``."""
     grid = _LAPTOP
     if profile == "smoke":
         grid = {name: [0.5] for name in _LAPTOP} | {"gammas": [1.005, 1.05], "runs": 5000, "intervals": [interval]}
@@ -97,7 +97,10 @@ def grid_of(profile: str, epsilon: float, interval: int) -> dict[str, Any]:
 def rows_of(
     data: DataSet, grid: dict[str, Any], *, epsilon: float, interval: int, gamma: float
 ) -> Iterator[dict[str, Any]]:
-    """All sections of notebook 03: "interval", "epsilon", "true cost", "true cost by interval" and "gamma"."""
+    """Arguments for all calibrations of notebook 03, by section.
+
+    The sections are "interval", "epsilon", "true cost", "true cost by interval" and "gamma".
+    """
     at: dict[str, Any] = data.budget(epsilon) | {"interval": grid["intervals"]}
     measured: dict[str, Any] = {"measured": True, "gamma": gamma}
     ways: list[tuple[str, dict[str, Any]]] = [
@@ -120,7 +123,7 @@ def rows_of(
 
 
 def calibrations(rows: Iterable[dict[str, Any]], folder: Path) -> pd.DataFrame:
-    """One long table of :func:`calibration`, each row kept in ``folder``; keys of ``LABELS`` are copied to it."""
+    """One table of :func:`calibration`, each row cached in ``folder``, with the columns of ``LABELS`` added."""
     tables = []
     for row in tqdm(list(rows), desc="calibrations", unit="pair"):
         labels = {name: value for name, value in row.items() if name in LABELS}
@@ -139,16 +142,15 @@ def calibration(
     measured: bool = False,
     **budget: Any,
 ) -> pd.DataFrame:
-    """One calibrated pair of noises for three losses, a row: fields of the :class:`~hyfreedp.NoiseSplit`, and the
-    choices.
+    """One row: the fields of a calibrated :class:`~hyfreedp.NoiseSplit` for three losses, and the choices below.
 
     Args:
-        accountant, composition, loss_mechanism: of the :class:`~hyfreedp.experiments.accounting_of_the_paper.Counting`.
-        allocation: "per_step" is the library's own, for a sound way of counting.
-        even: the naive even split instead of the calibrated one.
-        measured: adds ``true_epsilon`` (by PLD, on the same batch), ``vanilla_epsilon`` (of DP-SGD at ``sigma``) and,
-            of a sound row, ``probe_share``.
-        **budget: of :func:`hyfreedp.calibrate_noise`.
+        accountant, composition, loss_mechanism: of a :class:`~hyfreedp.experiments.accounting_of_the_paper.Counting`.
+        allocation: "per_step" or "constant" noise; "per_step" only if the counting is sound.
+        even: take :func:`even_split`.
+        measured: add ``true_epsilon`` (by PLD, gradient and probe on one batch), ``vanilla_epsilon`` (of DP-SGD at
+            ``sigma``) and, if the counting is sound, ``probe_share`` of epsilon.
+        **budget: arguments of :func:`hyfreedp.calibrate_noise`.
     """
     counting = Counting(accountant, composition, loss_mechanism)
     if even:
@@ -170,18 +172,18 @@ def calibration(
 
 
 def split_of(row: pd.Series) -> NoiseSplit:
-    """The split in a row of the table of :func:`calibrations`."""
+    """The split from a row of :func:`calibrations`."""
     names = [field.name for field in dataclasses.fields(NoiseSplit) if field.name in row]
     plain = row[names].to_dict()
     return NoiseSplit.from_dict(plain | {"accountant": "pld", "vote_steps": json.loads(str(plain["vote_steps"]))})
 
 
 def mu_gdp_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """Eq. (muGDP) as printed for its own pairs, one row per budget of section "true cost".
+    """Eq. (muGDP) as printed, for the noise that it allows; one row per budget of section "true cost".
 
     Returns:
-        ``target``; ``mu_vanilla`` and ``mu_ours`` of the equation, and its ``epsilon``; what vanilla DP-SGD and the
-        pair under two compositions really cost.
+        ``target``; ``mu_vanilla`` and ``mu_ours`` of the equation, and its ``epsilon``; and true epsilons:
+        ``true_vanilla`` of DP-SGD, ``true_same_batch`` and ``true_independent`` of GDP's noise by either composition.
     """
     at = rows[rows.accountant == "gdp"].set_index(["composition", "target_epsilon"]).sort_index()
     lines = []
@@ -195,11 +197,11 @@ def mu_gdp_table(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(lines)
 
 
-CLOSE = 0.05  # of an estimate of epsilon, relative to what is really spent
+CLOSE = 0.05  # the largest relative error of a good estimate of epsilon
 
 
 def judged(table: pd.DataFrame, targets: Iterable[float]) -> list[Verdict]:
-    """The paper's claims of accounting, by the pairs of section "true cost"; all true costs are by PLD on one batch."""
+    """Verdicts on the paper's accounting, by section "true cost"; true epsilons are by PLD on one batch per step."""
     names = ["accountant", "composition", "target_epsilon"]
     rows = table[table.section == "true cost"].set_index(names, drop=False).sort_index()
     real = {(way, count): rows.loc[way, count].true_epsilon[targets] for way, count in rows.index.droplevel(2).unique()}
@@ -209,7 +211,7 @@ def judged(table: pd.DataFrame, targets: Iterable[float]) -> list[Verdict]:
 
     printed, added, by_gdp = real["rdp", "independent"], real["rdp", "epsilon_sum"], real["gdp", "epsilon_sum"]
     formula = mu_gdp_table(table[table.section == "true cost"]).set_index("target").true_independent
-    # Without probes the gradients of a pair are DP-SGD at the same noise.
+    # The epsilon of the gradients alone, which is that of DP-SGD with the same noise.
     alone = {
         target: SOUND.cost(((Mechanism(pair.sigma_gradient), pair.steps),), pair.sample_rate, pair.target_delta)
         for target, pair in rows.loc["rdp", "independent"].iterrows()

@@ -1,7 +1,7 @@
 """A person as the unit of privacy: ``python -m hyfreedp.experiments.studies.persons`` (for notebook 00).
 
-Each of GTSRB's 1,307 tracks, 30 photographs of one sign, stands for a person. A linear model on fixed features learns
-the signs with one budget in several ways. A run that is recorded is not made again.
+Each of GTSRB's 1,307 tracks, 30 photographs of one sign, stands for a person. A linear model on fixed features
+learns the signs, and a person's epsilon is kept in several ways. Recorded runs are not trained again.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from hyfreedp.experiments.store.provenance import one_thread, with_versions
 
 TABLE = RESULTS / "laptop" / "persons.csv"
 EPSILONS, SEEDS, STEPS, RATE, DELTA, MOST = (3.0, 8.0), (0, 1, 2), 60, 0.25, 1e-5, 30
-OWNERS: dict[str, int | None] = {"owners": None, "owners, 4": 4, "owners, 1": 1}  # with how many records at most
+OWNERS: dict[str, int | None] = {"owners": None, "owners, 4": 4, "owners, 1": 1}  # their records_per_owner
 GROUP, TEXTBOOK, RECORD = "records_per_person=30", "epsilon / 30", "record"
 WAYS = (*OWNERS, GROUP, TEXTBOOK, RECORD)
 CELL = ["data", "way", "epsilon", "seed"]
 Parts = dict[str, tuple[Tensor, Tensor]]
-DATA = ("equal", "unequal")  # everyone has 30 records; one person in ten has, the others have 3
+DATA = ("equal", "unequal")  # everyone has 30 records; one person in ten has 30, the others 3
 
 
 def features(images: np.ndarray) -> Tensor:
-    """Histograms of oriented gradients (Dalal and Triggs, 2005): of each of 36 cells the weight of 8 directions."""
+    """Histograms of oriented gradients (Dalal and Triggs, 2005): 36 cells of 8 directions, from (N, 32, 32, 3)."""
     found = []
     for some in torch.from_numpy(images).split(1000):
         grey = some.float().mean(3) / 255
@@ -53,7 +53,7 @@ def features(images: np.ndarray) -> Tensor:
 
 
 def load() -> tuple[Parts, np.ndarray]:
-    """Features and labels of parts "train", "validation" (a fifth of the tracks) and "test"; tracks of the first."""
+    """Features and labels of "train", "validation" (a fifth of the tracks) and "test"; the tracks of "train"."""
     train, test = GTSRB_32.read(Path(os.environ["HYFREEDP_DATA"]))
     assert train.groups is not None
     tracks = np.random.default_rng(0).permutation(train.groups.max() + 1)
@@ -64,18 +64,18 @@ def load() -> tuple[Parts, np.ndarray]:
 
 
 def thinned(owners: np.ndarray) -> np.ndarray:
-    """Which records are left where nine persons in ten have three."""
+    """A mask that leaves nine persons in ten three records each."""
     person = np.unique(owners, return_inverse=True)[1]
     return (person % 10 == 0) | (pd.Series(person).groupby(person).cumcount().to_numpy() % 10 == 5)
 
 
 def run(way: str, target: float, seed: int, parts: Parts, owners: np.ndarray) -> dict[str, Any]:
-    """Train a model with one person's budget ``target``, in one way.
+    """Train a model with budget ``target`` for a person, or for a record if ``way`` is "record".
 
-    By textbooks a person's (e, d) is a record's (e/k, d (e^(e/k)-1) / (e^e-1)).
+    The textbook way, group privacy: k records are (e, d)-DP if one is (e/k, d (e^(e/k)-1) / (e^e-1))-DP.
 
     Returns:
-        The epsilon of a person, the ``noise`` of a mean gradient's coordinate in units of a clip, and accuracies.
+        ``epsilon_person``; ``noise`` on each entry of the mean gradient, in units of the clip; and two accuracies.
     """
     torch.manual_seed(seed)
     model, number = nn.Linear(parts["train"][0].shape[1], 43), len(owners)
@@ -109,7 +109,7 @@ def run(way: str, target: float, seed: int, parts: Parts, owners: np.ndarray) ->
 
 
 def record() -> pd.DataFrame:
-    """Make the runs that the table lacks, each written at once; a run's ``seconds`` are those of the processor."""
+    """Train the runs that the table lacks, and write it after each; ``seconds`` are processor time."""
     rows = pd.read_csv(TABLE) if TABLE.exists() else pd.DataFrame(columns=CELL)
     done = set(rows[CELL].itertuples(index=False, name=None))
     parts, owners = load()
@@ -130,7 +130,7 @@ def record() -> pd.DataFrame:
 
 
 def shares(rows: pd.DataFrame) -> pd.DataFrame:
-    """Means over seeds, a line for each budget and way; noise in thousandths of a clip, accuracy in percent."""
+    """Means over seeds, a row for each budget and way; noise in thousandths of the clip, accuracy in percent."""
     means = rows.groupby(["epsilon", "way", "data"])[["noise", "accuracy", "epsilon_person"]].mean().unstack()
     found = {f"noise, {name}": 1000 * means["noise"][name] for name in DATA}
     found |= {f"accuracy, {name}": 100 * means["accuracy"][name] for name in DATA}
