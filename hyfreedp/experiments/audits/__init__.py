@@ -1,1 +1,1 @@
-"""Attacks on our own releases, and the lower bounds on epsilon that they prove."""
+"""Attacks on our own releases, and lower bounds on epsilon from them."""

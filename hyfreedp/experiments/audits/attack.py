@@ -1,4 +1,4 @@
-"""A membership attack on the learning rate: was one planted outlier in the batch? (notebook 11)"""
+"""A membership attack by the learning rate: was an outlier in the batch? (notebook 11)"""
 
 from __future__ import annotations
 
@@ -38,17 +38,21 @@ def game(
     runs: int,
     seed: int,
 ) -> pd.DataFrame:
-    """Learning rates b/a with and without the outlier in the batch, from raw and from private probes: a row per run.
+    """Rates b/a from raw and from private probes, of batches with and without the outlier: a row for each.
 
-    The observer knows weights w, direction G and threshold, all released before: R_l is the sum of the mean losses of
-    the others (the rule that the paper uses in practice).
+    The observer knows what was released before: weights w, direction G, and the threshold R_l, here the sum of the
+    others' mean losses (the rule that the paper uses in practice).
 
     Args:
-        others: losses of all other records at (w - hG, w, w + hG), shape ``(3, N)``; ``outlier`` has three.
-        sample_rate: with which others enter the batch, afresh in each run; 1 for an observer who knows the whole batch.
+        others, outlier: losses at (w - hG, w, w + hG) of all other records, shape (3, N), and of the outlier, (3,).
+        distance: h.
+        sample_rate: with which others enter a batch; 1 for an observer who knows all others in it.
         sigmas: sigma_l of each probe.
-        weakenings: factors on sigma_l, to see the attack where the noise is too small.
-        runs: repetitions with and without the outlier, each.
+        weakenings: factors on sigma_l, to show the attack with too little noise.
+        runs: number of batches with the outlier, and of batches without.
+
+    Returns:
+        ``probe`` ("raw" or a key of ``sigmas``), ``weakening``, ``planted``, ``run`` and ``eta``, the rate.
     """
     known = torch.tensor(others, dtype=torch.float64)
     planted_losses = torch.tensor(outlier, dtype=torch.float64)[:, None]
@@ -81,7 +85,7 @@ def games(
     weakenings: list[float],
     runs: int,
 ) -> tuple[pd.DataFrame, list[str]]:
-    """:func:`game` on each seed's losses at ``step``, of an observer who draws the others and of one who knows them."""
+    """:func:`game` for two observers, with the losses of each seed (``probed``) at ``step``; and the cells' names."""
     task, tables, cells = TASKS["digits"], [], []
     common: dict[str, Any] = {"expected_batch_size": task.batch_size, "sigmas": sigmas, "weakenings": weakenings}
     for seed, table in enumerate(probed):
@@ -104,7 +108,7 @@ def games(
 
 @dataclass(frozen=True)
 class Score:
-    """How a threshold on eta did on runs that it was not chosen on: true and false positives among ``trials`` each."""
+    """The result of a threshold test: ``hits`` of ``trials`` with the record, ``alarms`` of ``trials`` without."""
 
     hits: int
     alarms: int
@@ -115,13 +119,13 @@ class Score:
 
     @property
     def advantage(self) -> float:
-        """True less false positive rate."""
+        """True minus false positive rate."""
         return (self.hits - self.alarms) / self.trials
 
     def interval(self) -> tuple[float, float]:
-        """95 % of the advantage: both rates get Clopper-Pearson intervals at half the error, so they hold jointly.
+        """A 95 % interval of the advantage, from Clopper-Pearson intervals of both rates, each at half of the error.
 
-        Where scores were added these intervals are only wider than needed.
+        For a sum of scores it is conservative.
         """
         hits_low, hits_high = clopper_pearson(self.hits, self.trials, 0.025)
         alarms_low, alarms_high = clopper_pearson(self.alarms, self.trials, 0.025)
@@ -129,43 +133,44 @@ class Score:
 
 
 def judge(without: ArrayLike, planted: ArrayLike) -> Score:
-    """The best threshold on eta, and its direction, chosen on the first half of the runs and judged on the second."""
+    """The score, on the second half of the runs, of the threshold and direction that are best on the first half."""
     negative, positive = np.asarray(without), np.asarray(planted)
     half = negative.size // 2
     values = np.unique(np.concatenate([negative[:half], positive[:half]]))
     candidates = (values[:-1] + values[1:]) / 2 if values.size > 1 else values
     below = [np.searchsorted(np.sort(side[:half]), candidates, side="right") / half for side in (negative, positive)]
-    gains = (1 - below[1]) - (1 - below[0])  # by how many more of the planted are above
+    gains = (1 - below[1]) - (1 - below[0])  # the share of planted runs above each candidate, minus that of others
     best = int(np.argmax(np.abs(gains)))
     hits, alarms = (((side[half:] > candidates[best]) == (gains[best] >= 0)).sum() for side in (positive, negative))
     return Score(int(hits), int(alarms), negative.size - half)
 
 
 def clopper_pearson(successes: int, trials: int, error: float) -> tuple[float, float]:
-    """Interval of a probability that misses it with probability at most ``error`` (Clopper and Pearson, 1934)."""
+    """An interval that contains a probability with confidence at least 1 - ``error`` (Clopper and Pearson, 1934)."""
     low = beta.ppf(error / 2, successes, trials - successes + 1) if successes > 0 else 0.0
     high = beta.ppf(1 - error / 2, successes + 1, trials - successes) if successes < trials else 1.0
     return float(low), float(high)
 
 
 def release_epsilon(probe: Probe, sigma_loss: float, delta: float) -> float:
-    """Epsilon of one probe with Gaussian noise on a batch that holds the record for sure: nothing is amplified."""
+    """Epsilon of one probe on a batch that surely has the record, so without amplification by sampling."""
     return composed_epsilon([(probe_noise(sigma_loss, probe), 1)], sample_rate=1.0, delta=delta, accountant="pld")
 
 
 def advantage_bound(epsilon: ArrayLike, delta: float) -> np.ndarray:
-    """What no attack on an (epsilon, delta)-DP release can exceed: (e^eps - 1 + 2 delta) / (e^eps + 1).
+    """The largest advantage of any attack on an (epsilon, delta)-DP release: (e^eps - 1 + 2 delta) / (e^eps + 1).
 
-    The trade-off of the two error rates gives it (Kairouz, Oh and Viswanath, ICML 2015; Humphries et al., CSF 2023).
+    It follows from the trade-off of error rates (Kairouz, Oh and Viswanath, ICML 2015; Humphries et al., CSF 2023).
     """
     half = np.asarray(epsilon, dtype=float) / 2
     return np.tanh(half) + delta * np.exp(-half) / np.cosh(half)
 
 
 def advantages(rows: pd.DataFrame, sigmas: dict[Probe, float], delta: float) -> pd.DataFrame:
-    """One row per observer, probe and weakening: the ``advantage``, ``epsilon`` of the release, and its ``bound``.
+    """One row per observer, probe and weakening, from rows of :func:`games`.
 
-    The threshold is chosen anew for each seed, and the scores of all seeds are added.
+    ``advantage`` with its interval (``low``, ``high``), the ``epsilon`` of the release, and the ``bound`` that follows.
+    The threshold is chosen for each seed, and scores are summed over seeds.
     """
     table = []
     for (observer, probe, weakening), runs in rows.groupby(["observer", "probe", "weakening"], sort=False):

@@ -1,4 +1,4 @@
-"""The audits of notebook 10: which are run at each profile, beside what is claimed, as tables and findings."""
+"""The audits of notebook 10: their sizes at each profile, and tables of lower bounds beside claimed epsilons."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hyfreedp.experiments.tasks.registry import TASKS
 DELTA = TASKS["digits"].delta
 COUNTS: tuple[Composition, ...] = ("independent", "same_batch")
 _LAPTOP: dict[str, Any] = {
-    "independent": 4_000_000,  # runs in each world
+    "independent": 4_000_000,  # runs with the record, and as many without
     "same_batch": 1_000_000,
     "accountant": "pld",
     "epsilons": [1.0, 3.0, 8.0, math.inf],
@@ -42,7 +42,7 @@ TITLES = {
     "constant": "0.02, constant",
     "linear": "0.02, linear decay",
 }
-RATES = {"robust": 1e-4, "paper": 1e-4, "constant": 2e-2, "linear": 2e-2}  # the first of a learned rate, else the rate
+RATES = {"robust": 1e-4, "paper": 1e-4, "constant": 2e-2, "linear": 2e-2}  # first rates, if learned; else the rates
 
 
 def _with_verdicts(table: pd.DataFrame) -> pd.DataFrame:
@@ -51,14 +51,14 @@ def _with_verdicts(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def deltas_of(records: int) -> list[float]:
-    """At which runs on so many records are audited: the target's, N^-1.1, and three larger ones."""
+    """The deltas of audits for N records: the target's, N^-1.1, and three larger ones."""
     return [records**-1.1, 1e-4, 1e-3, 1e-2]
 
 
 def joint_splits(
     *, epsilon: float, records: int, batch_size: int, steps: int, interval: int, accountant: Accountant
 ) -> dict[Composition, NoiseSplit]:
-    """The paper's split of epsilon at the first of :func:`deltas_of`, its noise chosen by either way of counting."""
+    """The paper's noise split by each of ``COUNTS``, at the first of :func:`deltas_of`."""
     plan: dict[str, Any] = {"target_delta": deltas_of(records)[0], "sample_rate": batch_size / records, "steps": steps}
     plan |= {"interval": interval, "target_epsilon": epsilon}
     return {count: calibrate(**plan, counting=Counting(accountant, count)) for count in COUNTS}
@@ -72,10 +72,10 @@ def joint_audits(
     *,
     confidence: float,
 ) -> pd.DataFrame:
-    """Gradient and probes of whole runs, as claimed by both ways of counting.
+    """Audits of the gradients and probes of whole runs.
 
-    One row per way that chose the ``noise``, way in which it is ``counted``, and delta: what ``releases.bounds`` finds,
-    the epsilon ``claimed`` (by PLD) and the ``verdict``.
+    One row per composition that chose the ``noise``, composition by which it is ``counted``, and delta: the columns of
+    ``releases.bounds``, the ``claimed`` epsilon (by PLD) and the ``verdict``.
     """
     tables = []
     for noise, split in splits.items():
@@ -89,7 +89,7 @@ def joint_audits(
 
 
 def canary_audits(folder: Path, sizes: dict[str, Any], *, seeds: int, confidence: float) -> pd.DataFrame:
-    """Claims, bounds and verdicts of training runs with canaries, by method of ``RATES`` and epsilon of ``sizes``."""
+    """Audits of training runs with canaries: claim, bound and verdict for each method of ``RATES`` and epsilon."""
     size, rows = {"canaries": sizes["canaries"], "steps": sizes["training_steps"]}, []
     for target in sizes["epsilons"]:
         for method, rate in RATES.items():

@@ -1,4 +1,4 @@
-"""The audit of :mod:`hyfreedp.auditing` on our own models, with stronger canaries and exact neighbours."""
+"""The audit of :mod:`hyfreedp.auditing` for our own MLP on digits, with stronger canaries and exact neighbours."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ from hyfreedp.experiments.store.provenance import one_thread
 from hyfreedp.experiments.tasks.registry import TASKS
 from hyfreedp.noise import NoiseGenerator
 
-BRIGHTNESS = 8.0  # of a canary's pixel; those of digits are at most 1
+BRIGHTNESS = 8.0  # of a canary's pixel; pixels of digits are at most 1
 
 
 def train_with_canaries(
     *, method: str, epsilon: float, learning_rate: float, canaries: int, steps: int, seed: int
 ) -> pd.DataFrame:
-    """Train on digits of which the last ``canaries`` are replaced by canaries, each present by a fair coin of its own.
+    """Train on digits whose last ``canaries`` records are replaced by canaries, each present with probability 1/2.
 
-    A canary is a black image with one bright pixel that no other image has, under a random label: most of its gradient
-    is orthogonal to all others, so that its loss tells of its own presence.
+    A canary is a black image with one bright pixel that all other images lack, and a random label. Most of its gradient
+    is orthogonal to all others, so that its loss shows whether it was present.
 
     Returns:
-        One row per canary: ``included``, its coin, and ``score``, by how much training lowered its loss; and the same
-        in all rows ``accuracy`` on the test digits and ``epsilon``, what the run claims to have spent.
+        One row per canary: ``included``, ``score``, by how much training lowered its loss, and, equal in all rows,
+        test ``accuracy`` and ``epsilon``, which the run claims to have spent.
     """
     chosen, task, arrays = METHODS[method], TASKS["digits"], digits()
     check_count("canaries", canaries, 1, len(arrays.train[1]) - 1, "records - 1")
     random = NoiseGenerator(seed).child("canaries", canaries)
     images, labels = arrays.train
     honest, pixels = len(labels) - canaries, images.shape[1]
-    images = F.pad(images, (0, canaries))  # a pixel more for each canary
+    images = F.pad(images, (0, canaries))  # one more pixel for each canary
     images[honest:] = 0
     images[honest:, pixels:] = BRIGHTNESS * torch.eye(canaries)
     wrong = (random.uniform(canaries) * (int(labels.max()) + 1)).long()
@@ -52,7 +52,7 @@ def train_with_canaries(
     learned: dict[str, Any] = {"initial_learning_rate": learning_rate} if chosen.searches else {}
     with one_thread():
         data, model = TensorDataset(images, labels), make_model("mlp", "full", **shape)
-        scorer = make_model("mlp", "full", **shape).double()  # loss differences of a run that hardly moves are tiny
+        scorer = make_model("mlp", "full", **shape).double()  # a run that hardly moves changes losses very little
         _, optimizer, loader = PrivacyEngine(seed=seed).make_private_with_epsilon(
             module=model,
             optimizer=BASES["adamw"](model.parameters(), lr=learning_rate),
@@ -70,9 +70,9 @@ def train_with_canaries(
         def loss(batch: tuple[Tensor, Tensor]) -> Tensor:
             return F.cross_entropy(model(batch[0]), batch[1])
 
-        # Absent canaries leave the batch that they are drawn into; the others stay a Poisson sample. Sample rate and
-        # expected batch size, which refer to all slots, do not tell who is absent: so two data sets that differ by one
-        # canary are neighbours by adding or removing one record, with nothing else changed.
+        # Absent canaries are removed from the batches that they are drawn into, so the rest is a Poisson sample. Sample
+        # rate and expected batch size count absent canaries, too. So two data sets that differ in one canary are exact
+        # neighbours, with nothing else changed.
         sampler = cast(PoissonSampler, loader.batch_sampler)
         for step in range(steps):
             drawn = [index for index in sampler.batch(step) if present[index]]

@@ -1,8 +1,8 @@
-"""Empirical lower bounds on epsilon from the library's own releases, the gradients and probes of whole runs.
+"""Empirical lower bounds on epsilon from the library's own releases: gradients and probes of whole runs.
 
-An audit plays a game many times: with or without one worst-case record, can an observer of what was released tell
-which? How often the observer is right and wrong bounds epsilon from below, at a stated confidence. Such a bound can
-refute a claimed epsilon; it can never confirm one. Everything released here comes from :mod:`hyfreedp.privatize` and
+An audit repeats a game: an observer of all releases guesses whether one worst-case record was in the data. The rates of
+true and false positives bound epsilon from below, at a stated confidence. Such a bound can refute a claimed epsilon,
+but never confirm one. All releases come from :mod:`hyfreedp.privatize` and
 :class:`~hyfreedp.data.sampling.PoissonSampler`, with the noise of a real :class:`~hyfreedp.NoiseSplit`.
 """
 
@@ -26,16 +26,16 @@ from hyfreedp.experiments.store.provenance import one_thread
 from hyfreedp.noise import NoiseGenerator
 from hyfreedp.privatize import privatize_gradient, privatize_loss
 
-CHUNK = 50_000  # runs that are simulated side by side
-# Thresholds that are tried: quantiles of the scores, evenly spaced on a logarithmic scale towards both tails.
+CHUNK = 50_000  # runs simulated at once, in one tensor
+# Number of candidate thresholds in each tail: quantiles of the scores, evenly spaced on a logarithmic scale.
 TAIL_POINTS = 60
 
 
 def epsilon_bound(score: Score, delta: float, confidence: float = 0.95) -> float:
-    """The epsilon that a release must have at least, given how a threshold fixed beforehand did on it.
+    """A lower bound on the epsilon of a release, from the score of a threshold that was fixed beforehand.
 
-    (epsilon, delta)-DP means h <= e^eps a + delta for the true and false positive rates h and a of any test, and the
-    same for 1 - a and 1 - h (Kairouz, Oh and Viswanath, ICML 2015). h is replaced by its lower and a by its upper
+    Let h and a be the true and false positive rates of a test. By (epsilon, delta)-DP, h <= e^eps a + delta and
+    1 - a <= e^eps (1 - h) + delta (Kairouz, Oh and Viswanath, ICML 2015). Here h is the lower and a the upper
     Clopper-Pearson bound, each with half of the error.
     """
     hits = clopper_pearson(score.hits, score.trials, 1 - confidence)[0]
@@ -45,9 +45,9 @@ def epsilon_bound(score: Score, delta: float, confidence: float = 0.95) -> float
 
 
 def best_score(without: ArrayLike, planted: ArrayLike, delta: float, confidence: float = 0.95) -> Score:
-    """The threshold with the largest :func:`epsilon_bound` on the first half of the runs, judged on the second.
+    """The score, on the second half of the runs, of the threshold with the largest bound on the first half.
 
-    Unlike ``attack.judge``, which looks for the largest advantage: evidence for a large epsilon is in the tails.
+    It maximises :func:`epsilon_bound`, not the advantage as ``attack.judge``: the tails show a large epsilon best.
     """
     negative, positive = np.asarray(without), np.asarray(planted)
     half = negative.size // 2
@@ -62,10 +62,11 @@ def best_score(without: ArrayLike, planted: ArrayLike, delta: float, confidence:
 
 
 def bounds(runs: pd.DataFrame, deltas: Sequence[float], confidence: float = 0.95) -> pd.DataFrame:
-    """Per delta stated beforehand, the lower bound on epsilon, all jointly at ``confidence`` (Bonferroni).
+    """A row for each delta, with the lower bound on epsilon; all hold jointly at ``confidence`` (Bonferroni).
 
     Args:
-        runs: columns ``without`` and ``planted``, one statistic per run and world.
+        runs: columns ``without`` and ``planted`` (the record), each with one test statistic per run.
+        deltas: chosen before the runs.
     """
     each = 1 - (1 - confidence) / len(deltas)
     rows = []
@@ -78,15 +79,16 @@ def bounds(runs: pd.DataFrame, deltas: Sequence[float], confidence: float = 0.95
 def joint_bounds(
     *, split: dict[str, Any], deltas: list[float], runs: int, seed: int, confidence: float
 ) -> pd.DataFrame:
-    """:func:`bounds` by what gradients and probes of whole runs release about a worst-case record, and only about it.
+    """:func:`bounds` from gradients and probes of simulated whole runs whose only record is the worst case.
 
-    At every step a Poisson sampler says in which runs the record is in the batch. There it moves the gradient by its
-    clip along one direction, and each of the three losses by theirs; gradient and probe see the same batch, as in
-    Algorithm 1. The observer weighs the released numbers of a step by their noise, which is the best linear statistic
-    of them, and adds over the steps the log likelihood ratio that it gives: log(1 - q + q p/p').
+    In each step a Poisson sampler decides in which runs the record is in the batch. There it moves the gradient by its
+    clip in one direction, and each of three losses by R_l; gradient and probe are of the same batch, as in Algorithm 1.
+    The test statistic is the log likelihood ratio of all releases, sum_t log(1 - q + q p_t / p'_t), where p_t and p'_t
+    are the densities of step t's releases with and without the record in the batch.
 
     Args:
         split: a :class:`~hyfreedp.NoiseSplit` as a dictionary, with probe "losses".
+        runs: number of runs with the record, and of runs without.
     """
     plan = NoiseSplit.from_dict(split)
     generator = NoiseGenerator(seed)
@@ -104,17 +106,17 @@ def joint_bounds(
 
 
 def _whole_runs(plan: NoiseSplit, runs: int, inside: Callable[[int], list[int]], generator: NoiseGenerator) -> Tensor:
-    """Log likelihood ratios of ``runs`` runs side by side; ``inside(t)`` names those with the record in batch t."""
-    q, size = plan.sample_rate, 1 / plan.sample_rate  # the expected batch size does not matter: it scales all releases
+    """Log likelihood ratios (runs,) of simulated runs; ``inside(t)`` lists those with the record in batch t."""
+    q, size = plan.sample_rate, 1 / plan.sample_rate  # any expected batch size would do: it scales all releases
     known: dict[str, Any] = {"expected_batch_size": size, "generator": generator}
     total = torch.zeros(runs, dtype=torch.float64)
     for t in range(plan.steps):
         members = torch.tensor(inside(t), dtype=torch.int64)
-        gradient = torch.zeros(runs).index_fill_(0, members, 1.0)  # sums of clipped gradients, one number per run
+        gradient = torch.zeros(runs).index_fill_(0, members, 1.0)  # the sum of clipped gradients of each run
         sigma = plan.gradient_noise_multiplier(t)
         privatize_gradient([gradient], sigma, sensitivity=1.0, **known)
         ratio = (size * gradient.double() - 0.5) / sigma**2
-        if plan.is_probe_step(t):  # three private mean losses per run: of the record alone, or of an empty batch
+        if plan.is_probe_step(t):  # three private mean losses per run: of an empty batch, or of the record alone
             means = privatize_loss(torch.empty(runs, 3, 0), 1.0, plan.sigma_loss, **known)
             losses = torch.ones(len(members), 3, 1)  # of the worst-case record, at the clip R_l = 1
             means[members] = privatize_loss(losses, 1.0, plan.sigma_loss, **known)
