@@ -1,1 +1,1 @@
-"""Time and memory of one training step, of ours and of others: ``python -m hyfreedp.experiments.benchmark``."""
+"""Time and memory of a training step, by several libraries: ``python -m hyfreedp.experiments.benchmark``."""

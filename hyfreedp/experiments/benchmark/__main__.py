@@ -26,18 +26,17 @@ from hyfreedp.pytorch.devices import CPU
 DESCRIPTION = """\
 Measures seconds and peak memory of one training step: plain, by Opacus, by this package, and with HyFreeDP.
 
-All contenders of a case take turns in every round; reported are medians over rounds and medians of the rounds' ratios.
-Seconds on a CPU are those of its one thread. opake is measured if it is installed, fastDP if HYFREEDP_FASTDP names the
-folder that holds it.
+In each round all contenders take turns. Results are medians over rounds, of seconds and of ratios within a round. On a
+CPU seconds are processor time of one thread. opake is measured if it is installed, fastDP if HYFREEDP_FASTDP is the
+folder that contains it.
 
-Records go to data/results/laptop (cpu) or data/results/gpu (else), those of --parts: "table", efficiency.csv, the
-paper's Tab. "eff"; "growth", efficiency_growth.csv, against batch size, depth, width and sequence length; and on a CPU
-"peers", efficiency_peers.csv, every library on models small and large, "runs", efficiency_runs.csv, whole runs, and
-"noise", efficiency_noise.csv, what our safe noise costs. With --models, --tunings or --contenders, which select among
-their cases, they go to build/benchmark.
+Records are written to data/results/laptop (cpu) or data/results/gpu, a file for each of --parts: "table" is the paper's
+Tab. "eff" (efficiency.csv); "growth" varies batch size, depth, width and tokens. On a CPU also: "peers" has all
+libraries on small and large models; "runs" has whole runs; "noise" has the cost of our safe noise. --models, --tunings
+and --contenders select cases, whose results are then written to build/benchmark.
 
-Each case is written as it ends. With --resume what the record has is kept and not measured again, and a selection goes
-to the record, too. Run it on an idle machine.
+The file is written after each case. With --resume, results in the record are kept and not measured again, and selected
+cases are added to it. Run it on an idle machine.
 
 examples:
   python -m hyfreedp.experiments.benchmark --parts table --models vit_d192 --tunings full --rounds 15
@@ -90,17 +89,17 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _record(chosen: Sequence[Case], path: Path, resume: bool, device: torch.device, rounds: int) -> None:
-    """Measure cases and write each as it ends, beside what a record to be resumed has of others; show their rows."""
+    """Measure cases and write ``path`` after each; with ``resume`` its other rows stay. Prints the rows at the end."""
     record = pd.DataFrame(columns=[*chosen[0].key, "contender"])
     if resume and path.exists():
-        record = pd.read_csv(path, dtype=str, keep_default_na=False)  # to be written as it was
+        record = pd.read_csv(path, dtype=str, keep_default_na=False)  # as texts, to be written back unchanged
     for case in (bar := tqdm(chosen, unit="case")):
         bar.set_description(" ".join(case.key.values()))
         own = (record[[*case.key]].astype(str) == list(case.key.values())).all(axis=1)
         known = list(record.contender[own])
         if set(case.contenders) <= set(known):
             continue
-        every = tuple(dict.fromkeys([*known, *case.contenders]))  # they take turns: all are measured again
+        every = tuple(dict.fromkeys([*known, *case.contenders]))  # all are measured again, since they take turns
         rows = measure(replace(case, contenders=every), device, rounds)
         record = pd.concat([record[~own], rows], ignore_index=True) if len(record) else rows
         write_csv(path, record)

@@ -1,4 +1,4 @@
-"""What is measured: the cases of every record, on a CPU (profile "laptop") and on an accelerator ("gpu")."""
+"""The cases of each record, on a CPU (profile "laptop") and on an accelerator ("gpu")."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import Any
 from hyfreedp.experiments.benchmark.workloads import MODELS, Shape, Tuning
 
 STEPS = "steps"
-RUN = 100  # steps of a whole run
+RUN = 100  # the steps of a whole run
 
 
 @dataclass(frozen=True)
 class Case:
-    """One model with one choice of trainable parameters, trained by several contenders side by side.
+    """A model and its trained parameters, measured with several contenders.
 
     Attributes:
-        model: a name of ``MODELS``.
-        tuning: which of its parameters train.
-        contenders: names of ``CONTENDERS``.
-        varied: what gets another ``value``: a field of the model's shape; or "steps", for whole runs of so many.
+        model: a name in ``MODELS``.
+        tuning: which of its parameters are trained.
+        contenders: names in ``CONTENDERS``.
+        varied: a field of the model's shape that is set to ``value``; or "steps", for whole runs of ``value`` steps.
     """
 
     model: str
@@ -32,18 +32,18 @@ class Case:
 
     @property
     def whole_run(self) -> bool:
-        """Whether a whole run is measured, not a step."""
+        """Whether whole runs are measured, not single steps."""
         return self.varied == STEPS
 
     @property
     def shape(self) -> Shape:
-        """The model's shape, with the varied value."""
+        """The model's shape, with the varied field."""
         varied: dict[str, Any] = {self.varied: self.value} if self.varied and not self.whole_run else {}
         return replace(MODELS[self.model], **varied)
 
     @property
     def key(self) -> dict[str, str]:
-        """The columns of a record that tell cases apart, as texts."""
+        """The columns of a record that identify a case, as texts."""
         return {"model": self.model, "tuning": self.tuning, "varied": self.varied, "value": str(self.value)}
 
 
@@ -81,7 +81,7 @@ PARTS = {
 
 
 def cases(part: str, profile: str) -> list[Case]:
-    """Those of one record of ``PARTS``; on an accelerator only "table" and "growth" have any."""
+    """The cases of one of ``PARTS``; on an accelerator only "table" and "growth" have any."""
     contenders: tuple[str, ...]
     if part == "table":
         contenders = IN_TABLE if profile == "laptop" else (*IN_TABLE, UNSAFE)

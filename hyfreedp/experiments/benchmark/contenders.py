@@ -1,7 +1,7 @@
-"""Who is measured: one complete training step, the way a user of each library would write it.
+"""The contenders: a complete training step with each library, as its users would write it.
 
-All take the same batch with the mean cross-entropy, the same torch optimizer, and, where private, clip every sample's
-gradient to the same norm and add noise with the same multiplier.
+All use the same batch, mean cross-entropy and torch optimizer. Private ones clip per-sample gradients at the same norm,
+with the same noise multiplier.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from hyfreedp.gradients import AbadiClipping
 Step = Callable[[], object]
 
 MAX_GRAD_NORM = 1.0
-_BATCHES = 100  # per epoch; sets the sample rate
-_PLAN: dict[str, Any] = {"target_delta": 1e-6, "accountant": "rdp"}  # the quickest, asked before the first step only
+_BATCHES = 100  # per epoch; gives the sample rate
+_PLAN: dict[str, Any] = {"target_delta": 1e-6, "accountant": "rdp"}  # the quickest; used before the first step only
 
 
 @dataclass(frozen=True)
 class Setup:
-    """What all contenders have in common: the torch optimizer; the run's target, infinite for none; and its steps."""
+    """What all contenders share: the torch optimizer, the target epsilon (infinite: no privacy) and the steps."""
 
     optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] = torch.optim.AdamW
     epsilon: float = 3.0
@@ -45,7 +45,7 @@ class Setup:
 
 @dataclass(frozen=True)
 class Contender:
-    """One way to train: ``make`` attaches to a workload and returns the step; ``period`` is K."""
+    """One way to train: ``make(workload, setup)`` returns the step as a function; ``period`` is K."""
 
     label: str
     make: Callable[[Workload, Setup], Step]
@@ -53,7 +53,7 @@ class Contender:
 
 
 def _flat(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """One row per prediction: (B T, outputs) and (B T,)."""
+    """Logits (B, T, outputs) or (B, outputs) and labels with one row per prediction: (B T, outputs) and (B T,)."""
     return logits.flatten(0, -2), labels.flatten()
 
 
@@ -71,7 +71,7 @@ def _plain(work: Workload, setup: Setup) -> Step:
 
 def _opacus(work: Workload, setup: Setup, *, mode: str) -> Step:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that its generator is not cryptographic, and its torch hooks' remarks
+        warnings.simplefilter("ignore")  # of Opacus's generator, which is not cryptographic, and of torch's hooks
         made: Any = opacus.PrivacyEngine(accountant="rdp").make_private(
             module=work.module,
             optimizer=setup.optimizer(work.trainable),
@@ -83,7 +83,7 @@ def _opacus(work: Workload, setup: Setup, *, mode: str) -> Step:
             grad_sample_mode=mode,
         )
     module, optimizer = made[:2]
-    # Ghost clipping hands back a criterion that does its two backward passes.
+    # Ghost clipping returns a criterion, whose ``backward`` makes two passes.
     criterion = made[2] if mode == "ghost" else lambda logits, labels, shape: F.cross_entropy(logits, labels)
 
     def step() -> None:
@@ -100,7 +100,7 @@ def _opacus(work: Workload, setup: Setup, *, mode: str) -> Step:
 
 
 def _opake(work: Workload, setup: Setup) -> Step:
-    """By its functional interface; package "opake" of the index."""
+    """By the functional interface of the package "opake" of PyPI."""
     from opake.dpsgd.clipping import clipped_grad
     from opake.dpsgd.noise import gaussian_noise
     from opake.random import key
@@ -129,7 +129,7 @@ def _opake(work: Workload, setup: Setup) -> Step:
 
 
 def _fastdp(work: Workload, setup: Setup) -> Step:
-    """Book-keeping by Amazon's fastDP, which is on no index: ``HYFREEDP_FASTDP`` names the folder that holds it."""
+    """Book-keeping by Amazon's fastDP, which is not on PyPI: ``HYFREEDP_FASTDP`` is the folder that contains it."""
     if (folder := os.environ.get("HYFREEDP_FASTDP")) is None:
         raise ImportError("fastDP is on no package index: name the folder that holds it in HYFREEDP_FASTDP")
     if folder not in sys.path:
@@ -173,7 +173,7 @@ def _ours(work: Workload, setup: Setup, *, preset: Preset = PRESETS["fixed"]) ->
 
 
 def _ours_with_torchs_noise(work: Workload, setup: Setup) -> Step:
-    """Our step with PyTorch's quick noise, which is not safe: what the safe one costs. The scale takes no time."""
+    """Our step with PyTorch's noise, which is faster but not safe. It is not scaled, which takes no time anyway."""
     step = _ours(work, setup)
 
     def add(generator: NoiseGenerator, sums: Iterable[Tensor], *scale: Any, **mechanism: Any) -> None:
@@ -188,14 +188,14 @@ def _ours_with_torchs_noise(work: Workload, setup: Setup) -> Step:
 
 
 def _loader(work: Workload) -> DataLoader:
-    """Tells both engines the sample rate; its records are never asked for."""
+    """A loader that gives an engine the sample rate; its records are never read."""
     batch_size = len(work.inputs)
     return DataLoader(TensorDataset(torch.zeros(_BATCHES * batch_size, device="cpu")), batch_size=batch_size)
 
 
 @cache
 def noise_multiplier(epsilon: float, steps: int) -> float:
-    """Of a private run without probes."""
+    """Noise multiplier of a private run without probes."""
     plan = _PLAN | {"sample_rate": 1 / _BATCHES, "steps": steps, "probe": "none"}
     return calibrate_noise(target_epsilon=epsilon, **plan).sigma
 

@@ -1,4 +1,4 @@
-"""Records of cost: beside the paper's table and its model (notebook 08), and as docs/results-cost.md prints them."""
+"""Tables of cost: ours beside the paper's and its formula (notebook 08), and those of docs/results-cost.md."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hyfreedp.experiments.benchmark.contenders import CONTENDERS
 from hyfreedp.experiments.store.files import markdown_table
 from hyfreedp.experiments.store.verdicts import Outcome, Verdict, by_interval, by_row, span
 
-# Rows of Tab. "eff", as (model, tuning) in data/paper, and the case that stands for each on either device.
+# Rows of Tab. "eff", as (model, tuning) in data/paper, and our case for each, by device.
 PAPER_CASES: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
     ("Llama2-7B", "lora"): {"accelerator": ("llama2_7b", "lora"), "cpu": ("llama_d256", "lora")},
     ("GPT2", "full"): {"accelerator": ("gpt2", "full"), "cpu": ("gpt2_d256", "full")},
@@ -25,7 +25,7 @@ DRAWN = ("opacus_hooks", "opacus_ghost", "ours")
 
 
 def relative(rows: pd.DataFrame, contenders: Sequence[str]) -> pd.DataFrame:
-    """Time and peak memory of some contenders relative to the plain step of the same case, a line for each."""
+    """Time and peak memory of some contenders over those of the plain step of the same case, one row for each."""
     case = ["model", "tuning", "varied", "value"]
     plain = rows.peak_mib.where(rows.contender == "plain").groupby([rows[name] for name in case], dropna=False)
     frame = rows.assign(time=rows.ratio_to_plain, memory=rows.peak_mib / plain.transform("first"))
@@ -35,23 +35,23 @@ def relative(rows: pd.DataFrame, contenders: Sequence[str]) -> pd.DataFrame:
 
 
 def quickest(rows: pd.DataFrame, by: str, contender: str) -> tuple[list[str], list[str]]:
-    """The cases (a column) in which a contender has the least ``ratio``, and all of them, in the order of the rows."""
+    """Values of the column ``by`` at which this contender has the smallest ``ratio``; and all its values, in order."""
     first = rows.loc[rows.groupby(by).ratio.idxmin()].set_index(by).contender
     return list(first[first == contender].index), list(dict.fromkeys(rows[by]))
 
 
 def labels() -> dict[str, str]:
-    """Of all contenders, by name."""
+    """The labels of all contenders, by name."""
     return {name: contender.label for name, contender in CONTENDERS.items()}
 
 
 def beside_paper(paper: pd.DataFrame, rows: pd.DataFrame, device: str) -> pd.DataFrame:
-    """Tab. "eff" as ratios to the same private step without HyFreeDP: the ``paper``'s, the ``record``'s and in theory.
+    """Tab. "eff" as ratios to a private step without HyFreeDP: columns ``paper``, ``record`` (ours) and ``theory``.
 
     Args:
         paper: table "eff" of :mod:`hyfreedp.experiments.tables.paper`.
-        rows: the record.
-        device: of the record, "cpu" or "accelerator".
+        rows: our record.
+        device: of our record, "cpu" or "accelerator".
     """
     printed = paper[paper.metric == "ratio"].set_index(["model", "tuning", "method"]).value
     measured = rows.set_index(["model", "tuning", "contender"]).ratio_to_ours
@@ -69,34 +69,36 @@ def beside_paper(paper: pd.DataFrame, rows: pd.DataFrame, device: str) -> pd.Dat
 
 
 def interval_ratio(interval: float, forward_share: float) -> float:
-    """Cost of a step with a probe every K steps, relative to one without: 1 + 2 f / K.
+    """Mean time of a step with a probe every K steps, over that of a step without: 1 + 2 f / K.
 
-    The probe's two forward passes are all that is added (section "Efficiency of algorithm"), f being the share of one
-    in the step without probe. With a backward pass of two forward ones, f = 1/3, and 3 units become 3 + 2/K.
+    A probe adds two forward passes (section "Efficiency of algorithm"); f is the share of one forward pass in a step
+    without probe. If a backward pass takes as long as two forward passes, f = 1/3.
     """
     return 1 + 2 * forward_share / interval
 
 
 def forward_share(ratio: float, interval: int = 1) -> float:
-    """The f that a measured ratio at K = ``interval`` implies; inverse of :func:`interval_ratio`."""
+    """The f that follows from a measured ratio at K = ``interval``: the inverse of :func:`interval_ratio`."""
     return (ratio - 1) * interval / 2
 
 
-FITS, OVERHEAD, FAR = 0.05, 0.07, 10  # of a ratio, at most from the formula; the paper's "< 7 %", at this K
-ALMOST = 1.25  # plain steps: "almost as efficient as the standard non-DP optimization", the goal of docs/gpu.md
+FITS = 0.05  # the largest difference of a ratio to the formula
+OVERHEAD, FAR = 0.07, 10  # the paper's "less than 7 %", and its K
+ALMOST = 1.25  # most plain steps for "almost as efficient as the standard non-DP optimization"; the goal of docs/gpu.md
 
 
 def by_quartiles(rows: pd.DataFrame, ratio: str, most: float) -> Outcome:
-    """Of a ratio of times in all rows: its quartiles are to be below the mark, in every one or, to fail, not in one."""
-    found = {by_interval(row[f"{ratio}_q1"], row[f"{ratio}_q3"], most=most) for _, row in rows.iterrows()}
-    return "fails here" if "fails here" in found else "not shown" if "not shown" in found else "reproduced"
+    """The outcome for a ratio of times: the worst over rows, each by whether its quartiles are below the mark."""
+    found = [by_interval(row[f"{ratio}_q1"], row[f"{ratio}_q3"], most=most) for _, row in rows.iterrows()]
+    worse: list[Outcome] = ["reproduced", "not shown", "fails here"]
+    return max(found, key=worse.index, default="reproduced")
 
 
 def judged(rows: pd.DataFrame, compared: pd.DataFrame) -> list[Verdict]:
-    """The paper's formula and sentences of cost, by a record; its own times are of other hardware and judge nothing.
+    """Verdicts on the paper's formula and sentences about cost; its own times, of other hardware, do not count.
 
     Args:
-        rows: the record, of all models.
+        rows: our record.
         compared: :func:`beside_paper` of it.
     """
     every = rows.contender.str.extract(r"ours_k(\d+)$")[0].astype(float)
@@ -153,9 +155,9 @@ def judged(rows: pd.DataFrame, compared: pd.DataFrame) -> list[Verdict]:
 
 
 def peers(rows: pd.DataFrame) -> str:
-    """All models as docs/results-cost.md prints them: plain steps that each contender takes.
+    """The table of libraries in docs/results-cost.md: the time of each contender's step in plain steps.
 
-    Ours is bold where it is the quickest private one, and is followed by its first step and by its process's memory.
+    Ours is bold if it is the quickest private one. Its first step and the memory of its process follow.
     """
     shown = [name for name in dict.fromkeys(rows.contender) if name not in ("plain", "ours")]
     times = rows.pivot(index="model", columns="contender", values="ratio_to_plain").loc[rows.model.unique()]
@@ -172,7 +174,7 @@ def peers(rows: pd.DataFrame) -> str:
 
 
 def runs(rows: pd.DataFrame) -> str:
-    """A record of whole runs, as docs/results-cost.md prints it: plain runs that each takes."""
+    """The table of whole runs in docs/results-cost.md: the time of each contender's run in plain runs."""
     names = [name for name in dict.fromkeys(rows.contender) if name != "plain"]
     times = rows.pivot(index="model", columns="contender", values="ratio_to_plain").loc[rows.model.unique(), names]
     lines = [[model, *(f"{ratio:.2f}" for ratio in own)] for model, own in times.iterrows()]

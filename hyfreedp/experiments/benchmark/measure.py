@@ -1,4 +1,4 @@
-"""Seconds and peak memory of training steps, and of whole runs."""
+"""Time and peak memory of training steps, and time of whole runs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from hyfreedp.experiments.benchmark.workloads import Workload, make_workload
 from hyfreedp.experiments.store.provenance import one_thread
 from hyfreedp.pytorch.devices import CPU, backend, hardware
 
-os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler reports its every start otherwise
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else torch's profiler prints whenever it starts
 
 MIB = 2**20
 PACKAGES = ("torch", "opacus", "timm", "transformers", "peft", "hyfreedp")
@@ -39,10 +39,9 @@ _MEASURED = "measured steps"
 
 
 def measure(case: Case, device: torch.device, rounds: int) -> pd.DataFrame:
-    """A row for each contender of a case, on one thread: first the time of all in turns, then the memory of each alone.
+    """One row per contender, on one thread: first all are timed in turns, then the memory of each is measured.
 
-    A contender that fails, as another library's may in any way, has the reason in ``failure``. The columns are
-    described in data/README.md.
+    If a contender raises an exception, ``failure`` has it. data/README.md describes the columns.
     """
     with one_thread():
         work, failures = make_workload(case.shape, case.tuning, device), dict.fromkeys(case.contenders, "")
@@ -70,13 +69,13 @@ def measure(case: Case, device: torch.device, rounds: int) -> pd.DataFrame:
 def _time_in_turns(
     case: Case, work: Workload, rounds: int, failures: dict[str, str]
 ) -> tuple[dict[str, float], pd.DataFrame]:
-    """Seconds of each contender's first step; and seconds per step in every round, a column for each.
+    """Seconds of each contender's first step; and seconds per step, a row for each round and a column for each.
 
-    In a round each takes one period of its steps; what slows the machine for a while then slows all of them. Each round
-    begins with another one.
+    In a round each takes one period of steps, so that a slow phase of the machine affects all. Each round begins with
+    another contender.
     """
     device = work.inputs.device
-    # Processor time, which other work on the machine hardly changes, where one thread computes.
+    # On a CPU, one thread's processor time, which other work on the machine hardly changes.
     clock = time.process_time if device == CPU else benchmark.timer
     steps: dict[str, Step] = {}
     firsts: dict[str, float] = {}
@@ -98,7 +97,7 @@ def _time_in_turns(
 
 
 def _whole_run(case: Case, name: str, work: Workload) -> Step:
-    """A run as one step: it makes all that it needs, first step and checks included, and ends."""
+    """A whole run as one step: it makes model, optimizer and plan, takes all steps, and ends."""
 
     def run() -> None:
         step = CONTENDERS[name].make(work.copy(), Setup(steps=case.value))
@@ -110,7 +109,7 @@ def _whole_run(case: Case, name: str, work: Workload) -> Step:
 
 @contextmanager
 def _noting(failures: dict[str, str], name: str, device: torch.device) -> Iterator[None]:
-    """What is raised ends the block and is noted. Only words are: a traceback would keep a model's memory alive."""
+    """A context whose exception is stored in ``failures``, as text: its traceback would keep a model in memory."""
     try:
         yield
     except Exception as error:
@@ -122,7 +121,7 @@ def _noting(failures: dict[str, str], name: str, device: torch.device) -> Iterat
 
 
 def _statistics(name: str, seconds: pd.DataFrame) -> dict[str, float]:
-    """Of one contender: seconds per step, and quartiles of the ratios to the references, round by round."""
+    """For one contender: seconds per step, and quartiles over rounds of its ratios to plain and to ours."""
     own = seconds[name]
     row = {"seconds": own.median(), "seconds_min": own.min(), "seconds_max": own.max()}
     for reference in ("plain", "ours"):
@@ -133,15 +132,14 @@ def _statistics(name: str, seconds: pd.DataFrame) -> dict[str, float]:
 
 
 def peak_memory(contender: Contender, work: Workload, setup: Setup) -> float:
-    """Largest number of MiB in tensors at any time during one period of steps, weights and optimizer state included.
+    """Peak MiB of tensors during one period of steps, weights and optimizer state included.
 
-    Counted by torch's allocator on every device, so it is exact. The first step, which sets up optimizer and checks, is
-    left out.
+    It is exact, as torch's allocator counts. The first step, which makes optimizer states and checks, is left out.
     """
     shared = sum(tensor.nbytes for tensor in work.frozen)
     grown = _peak_on_cpu if work.inputs.device == CPU else _peak_on_accelerator
     gc.collect()
-    gc.disable()  # when it is collected is chance
+    gc.disable()  # the time of a collection is random
     try:
         return (shared + grown(contender, work, setup)) / MIB
     finally:
@@ -179,7 +177,7 @@ def _peak_on_cpu(contender: Contender, work: Workload, setup: Setup) -> int:
 
 
 def _resident_elsewhere(case: Case, name: str) -> float:
-    """:func:`_resident` in a process of its own, forked from one that has imported this and done nothing."""
+    """:func:`_resident` in a new process, forked from one that has only imported this module."""
     context = get_context("forkserver")
     context.set_forkserver_preload([__name__])
     with ProcessPoolExecutor(1, mp_context=context) as pool:
@@ -187,9 +185,9 @@ def _resident_elsewhere(case: Case, name: str) -> float:
 
 
 def _resident(case: Case, name: str) -> float:
-    """Largest number of MiB of this process, as the system counts it, while it makes a contender and takes a few steps.
+    """Peak resident MiB of this process, libraries included, after making a contender and taking four steps.
 
-    Libraries are included, so it is asked in a process that has done nothing else.
+    Call it in a process that has done nothing else.
     """
     with one_thread():
         step = CONTENDERS[name].make(make_workload(case.shape, case.tuning), Setup())

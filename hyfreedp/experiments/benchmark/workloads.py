@@ -1,11 +1,10 @@
-"""What is measured: models of Tab. "eff" and small ones of the same families, with random weights and inputs.
+"""Workloads: the models of Tab. "eff" and small ones of the same families, with random weights and inputs.
 
-The time of a step does not depend on the values of weights and inputs, only on their shapes, so nothing is downloaded.
-Every contender trains the same model, so it is one that Opacus can train too. Where an Opacus user would have to change
-something first, it is changed for all: a ViT's class token and position embedding are frozen (Opacus would treat the
-whole model as one layer), GPT-2's head is untied from its embedding (ghost clipping refuses tied weights) and gets its
-positions sample by sample, layers without a sampler in Opacus are replaced by torch's own of the same function
-(transformers' Conv1D by Linear, LLaMA's norm by RMSNorm), and there is no dropout.
+The time of a step depends on shapes only, so nothing is downloaded. All contenders train the same model, changed as
+Opacus needs it: a ViT's class token and position embedding are frozen (else Opacus treats the model as one layer);
+GPT-2's head is not tied to its embedding (ghost clipping refuses that), and each sample gets its own positions; layers
+that Opacus does not know are replaced by torch's equivalents (transformers' Conv1D by Linear, LLaMA's norm by RMSNorm).
+There is no dropout.
 """
 
 from __future__ import annotations
@@ -29,15 +28,15 @@ Tuning = Literal["full", "biases", "lora"]
 
 @dataclass(frozen=True)
 class Shape:
-    """Everything that the cost of a step depends on.
+    """The sizes that determine the cost of a step.
 
     Attributes:
-        tokens: T per sample; for a ViT the patches and the class token, so a square plus one.
-        outputs: classes, or entries of the vocabulary.
+        tokens: T per sample; for a ViT patches and class token, so a square number plus one.
+        outputs: number of classes, or size of the vocabulary.
         patch: side of a ViT's patches, in pixels.
         hidden: width of LLaMA's MLP.
-        bfloat16: whether the (frozen) weights are kept in half precision.
-        tunings: which parameters may be trained; LLaMA has no biases, small models are trained in full.
+        bfloat16: whether frozen weights are in half precision.
+        tunings: allowed choices of trained parameters (LLaMA has no biases).
     """
 
     family: Family
@@ -54,7 +53,7 @@ class Shape:
 
 
 MODELS: dict[str, Shape] = {
-    # Tab. "eff", at the true shapes: for a GPU
+    # those of Tab. "eff", in their true sizes, for a GPU
     "vit_small": Shape("vit", 384, 12, 6, tokens=197, outputs=10, batch_size=64),
     "vit_base": Shape("vit", 768, 12, 12, tokens=197, outputs=100, batch_size=64),
     "gpt2": Shape("gpt2", 768, 12, 12, tokens=128, outputs=50257, batch_size=16),
@@ -69,7 +68,7 @@ MODELS: dict[str, Shape] = {
     "llama_d256": Shape(
         "llama", 256, 4, 4, tokens=128, outputs=1000, batch_size=8, hidden=688, tunings=("full", "lora")
     ),
-    # small models, where products of matrices are not all
+    # small models, where matrix products do not dominate
     "mlp_b256": Shape("mlp", 256, 3, 1, tokens=1, outputs=10, batch_size=256, tunings=("full",)),
     "mlp_b1000": Shape("mlp", 256, 3, 1, tokens=1, outputs=10, batch_size=1000, tunings=("full",)),
     "convnet_b32": Shape("convnet", 32, 5, 1, tokens=1, outputs=10, batch_size=32, tunings=("full",)),
@@ -85,7 +84,7 @@ _LORA_TARGETS: dict[Family, str] = {
 
 @dataclass
 class Workload:
-    """A model in train mode, which maps ``inputs`` to logits (B, outputs) or (B, T, outputs), and one batch."""
+    """A model in train mode, from ``inputs`` to logits (B, outputs) or (B, T, outputs), and one batch."""
 
     module: nn.Module
     inputs: Tensor
@@ -97,26 +96,25 @@ class Workload:
 
     @property
     def frozen(self) -> list[Tensor]:
-        """What copies share: frozen parameters and the batch."""
+        """Frozen parameters and the batch, which copies share."""
         return [p for p in self.module.parameters() if not p.requires_grad] + [self.inputs, self.labels]
 
     def copy(self) -> Workload:
-        """The same workload with trainable parameters of its own; the frozen ones and the batch are shared."""
+        """A copy with its own trainable parameters; frozen ones and the batch are shared."""
         shared = {id(tensor): tensor for tensor in self.frozen}
         return Workload(copy.deepcopy(self.module, shared), self.inputs, self.labels)
 
 
 def make_workload(shape: Shape, tuning: Tuning, device: str | torch.device = "cpu") -> Workload:
-    """A model of this shape with random weights, built on ``device`` alone, ready to be trained.
+    """A model of this shape with random weights, made on ``device``, and a batch.
 
-    Args:
-        tuning: which parameters train: all ("full"), "biases" only, or low-rank updates of attention ("lora").
+    ``tuning`` says which parameters are trained: all ("full"), "biases", or LoRA on the attention ("lora").
     """
     check_choice("tuning", tuning, shape.tunings)
     with random_states_kept(torch.device(device)), torch.device(device):
         torch.manual_seed(0)
         module, inputs, labels = _MAKERS[shape.family](shape)
-        if tuning == "lora":  # at random: the usual start at zero would leave half of them without a gradient
+        if tuning == "lora":  # random updates: from the usual zeros, half of the gradients would be zero
             add_low_rank_updates(module, _LORA_TARGETS[shape.family], init_lora_weights=False)
         else:
             for name, p in module.named_parameters():
@@ -163,13 +161,13 @@ def _llama(shape: Shape) -> tuple[nn.Module, Tensor, Tensor]:
 
 
 def _mlp(shape: Shape) -> tuple[nn.Module, Tensor, Tensor]:
-    """For vectors of 784 numbers; the second hidden layer is half as wide as the first."""
+    """An MLP on 784 features, whose second hidden layer is half as wide as the first."""
     module = mlp((shape.width, shape.width // 2), 784, shape.outputs)
     return module, torch.randn(shape.batch_size, 784), torch.randint(shape.outputs, (shape.batch_size,))
 
 
 def _convnet(shape: Shape) -> tuple[nn.Module, Tensor, Tensor]:
-    """For images of 3 x 32 x 32: four convolutions, two of them with stride 2, each with a group norm."""
+    """A network on images (3, 32, 32): four convolutions, two with stride 2, each with a group norm."""
 
     def block(inputs: int, outputs: int, stride: int) -> tuple[nn.Module, ...]:
         return nn.Conv2d(inputs, outputs, 3, stride, 1), nn.GroupNorm(8, outputs), nn.ReLU()
@@ -181,7 +179,7 @@ def _convnet(shape: Shape) -> tuple[nn.Module, Tensor, Tensor]:
 
 
 def _sizes(shape: Shape) -> dict[str, Any]:
-    """By the names of transformers."""
+    """The sizes, by transformers' names."""
     layers = {"num_hidden_layers": shape.depth, "num_attention_heads": shape.heads}
     return {"vocab_size": shape.outputs, "hidden_size": shape.width, "max_position_embeddings": shape.tokens} | layers
 
@@ -191,7 +189,7 @@ _MAKERS = {"vit": _vit, "gpt2": _gpt2, "llama": _llama, "mlp": _mlp, "convnet": 
 
 
 class _NextToken(nn.Module):
-    """Token ids (B, T) to logits (B, T, outputs); every sample gets its own positions."""
+    """From token ids (B, T) to logits (B, T, outputs), with positions given for each sample."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
