@@ -1,1 +1,1 @@
-"""The notebooks as files: executing them, alone and in batch, their parameters, and the page made of them."""
+"""Notebooks as files: executing one or many, their parameters and exercises, and the report."""

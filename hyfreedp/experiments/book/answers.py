@@ -1,4 +1,4 @@
-"""Truths of exercises whose computation would give the answer away: the cell that checks names only the exercise."""
+"""Answers of exercises, computed here so that the cell that checks an answer does not show how."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _TRUTHS: dict[str, Callable[..., Any]] = {
     "02.3": lambda: (np.mean([1] * 9) - np.mean([1] * 9 + [-1])) / (0.9 - 0.8),
     "02.2": lambda: effective_noise(1.1, 12.0, "losses"),
     "03.1": lambda plan: _loss_noise(**plan, interval=5, gamma=1.03),
-    "03.3": lambda: (np.log1p(1e-4) / np.log1p(4e-4)) ** 0.5,  # of e^(1/sigma^2) - 1 in proportion to K
+    "03.3": lambda: (np.log1p(1e-4) / np.log1p(4e-4)) ** 0.5,  # e^(1/sigma^2) - 1 is proportional to K
     "03.2": lambda: optimize.brentq(lambda noise: effective_noise(2.0, noise, "losses") - 1.9, 1, 100),
     "03.4": lambda: effective_noise(1e9, 12.0, "losses"),  # a gradient that tells nothing
     "03.5": lambda: _noise_of_the_mean(4000) / _noise_of_the_mean(1000),
@@ -59,5 +59,5 @@ _TRUTHS: dict[str, Callable[..., Any]] = {
 
 
 def truth(exercise: str, *given: Any) -> float:
-    """The right answer of a notebook's exercise, as "02.1"; some need what the notebook knows."""
+    """The right answer of an exercise, named like "02.1"; some need values that the notebook computed."""
     return float(_TRUTHS[exercise](*given))

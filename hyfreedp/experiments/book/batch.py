@@ -1,6 +1,6 @@
-"""The batch run: notebooks executed into ``build/<profile>/``, one or more at a time, with a page of what they made.
+"""The batch run: executes notebooks into ``build/<profile>/``, one or more at a time, and writes a report.
 
-What is committed changes by :mod:`hyfreedp.experiments.book.committed` alone.
+Only :mod:`hyfreedp.experiments.book.committed` changes committed files.
 """
 
 from __future__ import annotations
@@ -38,31 +38,32 @@ PACKAGE = Path(hyfreedp.__file__).parent
 
 @dataclass(frozen=True)
 class Job:
-    """One notebook of a batch: its source and the parameters set in it, ``profile`` among them."""
+    """One notebook of a batch: its source, and the parameters to set, among them ``profile``."""
 
     source: Path
     parameters: dict[str, Any]
 
     @property
     def name(self) -> str:
-        """The stem of its files."""
+        """The name of its files without their suffixes."""
         return self.source.stem
 
     @property
     def executed(self) -> Path:
-        """The notebook with its outputs."""
+        """The path of the notebook with its outputs."""
         return workspace().build / self.parameters["profile"] / f"{self.name}.ipynb"
 
     @property
     def command(self) -> str:
-        """The command line that does this job alone."""
+        """The command line for this notebook alone."""
         settings = [f"{name}={value}" for name, value in self.parameters.items() if name != "profile"]
-        words = ["reproduce", "--profile", self.parameters["profile"], "--only", self.name]
-        return shlex.join(["python", "-m", "hyfreedp.experiments", *words, *(["--set", *settings] if settings else [])])
+        words = ["python", "-m", "hyfreedp.experiments", "reproduce", "--profile", self.parameters["profile"]]
+        words += ["--only", self.name]
+        return shlex.join([*words, "--set", *settings] if settings else words)
 
     @property
     def done(self) -> bool:
-        """Whether it was executed with these parameters, after the last change to its source and to the package."""
+        """Whether it was executed with these parameters, since its source and the package last changed."""
         if not self.executed.exists():
             return False
         newest = max(path.stat().st_mtime for path in (self.source, *PACKAGE.rglob("*.py")))
@@ -72,7 +73,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a job: "up to date" if an earlier batch had done it."""
+    """The result of a job; "up to date" if an earlier batch had finished it."""
 
     job: Job
     status: Literal["done", "up to date", "failed"]
@@ -81,10 +82,9 @@ class Outcome:
 
 
 def plan(selected: Sequence[Path], profile: str, settings: Mapping[str, str]) -> list[Job]:
-    """The jobs of a batch, all parameters checked before anything runs.
+    """The jobs of a batch, with all parameters checked (ValueError or TypeError) before anything runs.
 
-    Args:
-        settings: parameter name -> text; each goes to those notebooks that have the parameter.
+    ``settings`` maps a parameter's name to its text; each is set in those notebooks that have the parameter.
     """
     defaults = {source: notebooks.defaults(source) for source in selected}
     known = sorted({name for own in defaults.values() for name in own} - {"profile"})
@@ -99,13 +99,13 @@ def plan(selected: Sequence[Path], profile: str, settings: Mapping[str, str]) ->
 
 
 def reproduce(jobs: Sequence[Job], profile: str, *, workers: int = 1, fresh: bool = False, remake: bool = False) -> int:
-    """Run a batch, one line per notebook, and write ``report.html``; the exit status.
+    """Run a batch, print one line per notebook, write ``report.html``, and return the exit status.
 
-    Runs that the folder of cells lacks are taken from the committed records.
+    Training runs without a cell are read from the committed records.
 
     Args:
-        fresh: execute finished notebooks again and train their cells again, in ``build/<profile>/cells``.
-        remake: train a few of the committed records again, see :func:`hyfreedp.experiments.runs.again.again`.
+        fresh: execute all notebooks again, and train all their runs again, in ``build/<profile>/cells``.
+        remake: train a few committed runs again, see :func:`hyfreedp.experiments.runs.again.again`.
     """
     here = workspace()
     folder, cells = here.build / profile, here.cells
@@ -120,10 +120,10 @@ def reproduce(jobs: Sequence[Job], profile: str, *, workers: int = 1, fresh: boo
         archive.unpack(recorded, cells)
     known, remade = _runs(cells), []
     inherited = {"HYFREEDP_CELLS": str(cells.resolve())} | ({archive.FRESH: "1"} if fresh else {})
-    with patch.dict(os.environ, inherited):  # by the kernels
+    with patch.dict(os.environ, inherited):  # by the kernels, too
         outcomes = run(jobs, workers)
         if remake:
-            shutil.rmtree(folder / "again", ignore_errors=True)  # of the batch before
+            shutil.rmtree(folder / "again", ignore_errors=True)  # from an earlier batch
             remade = again.again(recorded, folder / "again", jobs=workers)
     told = [*map(str, remade)]
     told.append(f"{len(recorded) // 2:,} runs are committed records, {_runs(cells) - known} were trained here")
@@ -141,11 +141,11 @@ def reproduce(jobs: Sequence[Job], profile: str, *, workers: int = 1, fresh: boo
 
 
 def _runs(cells: Path) -> int:
-    return sum("." not in path.stem for path in cells.glob("*.json"))  # a run's scores lie beside it
+    return sum("." not in path.stem for path in cells.glob("*.json"))  # not <key>.scores.json, a run's scores
 
 
 def run(jobs: Sequence[Job], workers: int = 1) -> list[Outcome]:
-    """Execute what is not done; a failed notebook does not stop the others. One line is printed for each as it ends."""
+    """Execute the jobs that are not done, and print a line when each ends; a failed one does not stop the others."""
     outcomes: dict[str, Outcome] = {}
 
     def ended(outcome: Outcome) -> None:
@@ -157,19 +157,19 @@ def run(jobs: Sequence[Job], workers: int = 1) -> list[Outcome]:
     for job in jobs:
         if job.done:
             ended(Outcome(job, "up to date"))
-    # Threads, because kernels of one process never take each other's ports.
+    # Threads of one process, so that no two kernels get the same ports.
     with ThreadPoolExecutor(workers) as pool:
-        # Of several at a time the last first: the later ones run longest, and no worker is idle for long at the end.
+        # With several workers, the last notebooks begin: they take longest, so that all workers end at about one time.
         ordered = jobs if workers == 1 else jobs[::-1]
         futures = [pool.submit(_execute, job) for job in ordered if job.name not in outcomes]
         try:
             for future in as_completed(futures):
                 ended(future.result())
         except KeyboardInterrupt:
-            logging.getLogger("papermill").setLevel(logging.CRITICAL)  # that these kernels die is no error
+            logging.getLogger("papermill").setLevel(logging.CRITICAL)  # silent about the kernels that are stopped here
             for future in futures:
                 future.cancel()
-            while wait(futures, timeout=0.5).not_done:  # one may just be starting
+            while wait(futures, timeout=0.5).not_done:  # a kernel may be just starting
                 _stop_kernels()
             raise
     return [outcomes[job.name] for job in jobs]
@@ -185,9 +185,9 @@ def _stop_kernels() -> None:
 def _execute(job: Job) -> Outcome:
     started = time.perf_counter()
     try:
-        with closing(ensure_event_loop()):  # Jupyter opens one per thread and leaves it open
+        with closing(ensure_event_loop()):  # Jupyter makes one for each thread and does not close it
             notebooks.make(job.source, job.executed, job.parameters)
-    except Exception as error:  # a kernel that died or never came up too; the other notebooks may still succeed
+    except Exception as error:  # also if a kernel died or did not start
         told = str(error) if isinstance(error, papermill.PapermillExecutionError) else traceback.format_exc()
         return Outcome(job, "failed", time.perf_counter() - started, told)
     return Outcome(job, "done", time.perf_counter() - started)

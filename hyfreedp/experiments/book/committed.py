@@ -1,4 +1,4 @@
-"""What is committed of the notebooks, figures and outputs: compared with what a batch made, and made anew.
+"""The committed figures and executed notebooks: comparing them with those of a batch, and renewing them.
 
 Nothing else writes into ``figures/``.
 """
@@ -22,22 +22,21 @@ from hyfreedp.experiments.store.paths import workspace
 from hyfreedp.experiments.store.provenance import environment, git
 from hyfreedp.experiments.store.verdicts import Whose, scoreboard
 
-# Whatever lies elsewhere is a source: it must be committed before outputs are made of it.
+# All other files are sources, which must be committed before outputs are made from them.
 _OUTPUTS = ("figures/**", "notebooks/**/*.ipynb", "docs/verdicts.md")
 
 
 def compare(theirs: Path, ours: Path, made: Sequence[str]) -> str:
-    """How many files in the folder ``ours`` are those of the same names in ``theirs``."""
+    """A sentence on how many of the files ``made`` are equal in the folders ``theirs`` and ``ours``."""
     same, others, _ = filecmp.cmpfiles(theirs, ours, sorted(made), shallow=False)
     text = f"{len(same)} of {len(same) + len(others)} files are the committed ones, byte for byte"
     return text + (f"; different: {', '.join(others)}" if others else "")
 
 
 def update(selected: Sequence[Path]) -> None:
-    """Execute each source with its own parameters, and renew ``figures/``, the .ipynb beside it and its solutions.
+    """Execute each source with its default parameters, and renew its files in ``figures/`` and both its .ipynb.
 
-    A notebook that fails leaves its own as they were. ``figures/made_with.json`` says with which versions, on what
-    hardware. The commit needs no record: it is the one that holds the files.
+    If a notebook fails, its files stay. ``figures/made_with.json`` gets versions and hardware.
 
     Raises:
         RuntimeError: a file other than these outputs is not committed, or there is no repository.
@@ -48,7 +47,7 @@ def update(selected: Sequence[Path]) -> None:
             f"amend it afterwards): {', '.join(changed)}"
         )
     here = workspace()
-    for profile in {notebooks.defaults(source)["profile"] for source in selected}:  # else they would be trained anew
+    for profile in {notebooks.defaults(source)["profile"] for source in selected}:  # else all would be trained again
         archive.unpack_committed(profile)
     record = here.figures / "made_with.json"
     for source in selected:
@@ -71,22 +70,18 @@ def update(selected: Sequence[Path]) -> None:
 
 
 def with_boards(page: Path) -> str:
-    """The text of docs/verdicts.md with the lists that follow from the committed verdicts."""
+    """The text of docs/verdicts.md with lists made from the committed verdicts."""
     text, pages = page.read_text(encoding="utf-8"), [notebooks.page(one, page.parent) for one in notebooks.sources()]
     headings: dict[str, Whose] = {"The paper's claims": "the paper's", "Ours": "ours"}
     for heading, whose in headings.items():
         before, after = text.split(f"\n## {heading}\n\n")
-        rest = after.partition("\n\n")[2]  # behind the old list
+        rest = after.partition("\n\n")[2]  # after the old list
         text = f"{before}\n## {heading}\n\n{scoreboard(pages, whose)}\n" + (f"\n{rest}" if rest else "")
     return text
 
 
 def uncommitted() -> list[str]:
-    """Changed, new and deleted files of the repository, but for the outputs of notebooks.
-
-    Raises:
-        RuntimeError: the workspace is no git repository.
-    """
+    """Changed, new and deleted files of the repository, without outputs; RuntimeError if there is no repository."""
     apart = [f":(exclude,top,glob){name}" for name in _OUTPUTS]
     told = git("status", "--porcelain", "--untracked-files=all", "-z", "--", ":(top)", *apart, root=workspace().root)
     return [line[3:] for line in told.split("\0") if line]

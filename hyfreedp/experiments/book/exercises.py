@@ -1,4 +1,4 @@
-"""Exercises of the notebooks: cells that check an answer, and the copies with and without solutions."""
+"""Exercises of the notebooks: checking an answer, and the copies with and without solutions."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ HEADING = "## Exercises"
 
 
 def check(answer: float | None, truth: Callable[[], float], *, relative: float = 0.02) -> None:
-    """Display whether an answer is right, and if it is not, which way it is wrong; never the answer.
+    """Display whether an answer is right, or too high or low, but not the right answer.
 
     Args:
-        answer: a number; None as long as there is none.
-        truth: a function, so that the cell neither shows nor computes it before it is needed.
-        relative: how far the answer may be from the true one, as a share of that.
+        answer: a number, or None before there is one.
+        truth: computes the right answer, when it is needed.
+        relative: the largest relative error of a right answer.
     """
     if answer is None:
         said = "*No answer yet: put yours in place of None, and run this cell again.*"
@@ -35,16 +35,16 @@ def check(answer: float | None, truth: Callable[[], float], *, relative: float =
 
 
 def without_solutions(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
-    """The student's copy: all but the cells tagged :data:`SOLUTION`."""
+    """The student's copy: without cells tagged :data:`SOLUTION`."""
     student = copy.deepcopy(notebook)
     student.cells = [cell for cell in student.cells if SOLUTION not in cell.metadata.get("tags", [])]
     return student
 
 
 def with_solutions(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
-    """The teacher's copy, for a folder one level below: outputs from the exercises on alone, links that hold there.
+    """The teacher's copy, with links for a folder one level below, and outputs only from the exercises on.
 
-    All code is there, so that it runs from top to bottom like the student's copy, which shows what the rest gives.
+    It has all code, so that it runs from top to bottom; the student's copy shows the other outputs.
     """
     solved = copy.deepcopy(notebook)
     begun = False

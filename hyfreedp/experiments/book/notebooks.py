@@ -1,4 +1,4 @@
-"""The notebooks: which there are, what parameters they take, and how one is executed."""
+"""The notebooks: finding them, their parameters, and executing one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from hyfreedp.experiments.store.files import replacing
 from hyfreedp.experiments.store.paths import workspace
 
 LINKS = "links"  # tag of cells that are added when a notebook is executed
-# The cell that brings a hosted notebook its package; where there is one, it does nothing. {get} makes the folder.
+# A cell that installs the package on a hosted notebook, and elsewhere does nothing. {get} makes the folder.
 HOSTED = """\
 from importlib.util import find_spec
 
@@ -34,16 +34,16 @@ if not find_spec("hyfreedp"):  # a hosted notebook, as on Colab: takes PyTorch f
     %pip install -q torch --index-url https://download.pytorch.org/whl/cpu
     %pip install -q "./hyfreedp-course[notebooks]"
     %env HYFREEDP_ROOT=hyfreedp-course"""
-SAVES = "saves"  # of those that are added, run and dropped again
-ANSWER = "### Answer"  # heading of a prediction's code, output and answer, which open folded in Jupyter
+SAVES = "saves"  # tag of cells that are added, executed and removed again
+ANSWER = "### Answer"  # heading of the answer to a question, folded in Jupyter
 PROFILES = ("smoke", "laptop", "gpu", "paper")
 
-# Messages between this process and a kernel go over local TCP ports, which others on the machine may listen to.
+# Messages to and from a kernel use local TCP ports, to which other users of the machine might listen.
 _ENCRYPTED = {"KernelManager": {"transport_encryption": "auto"}}
 
 
 class QuietKernel(AsyncKernelManager):
-    """A kernel that leaves our terminal alone: what it and its subprocesses write there goes to a file."""
+    """A kernel whose output, and that of its subprocesses, goes to a file instead of our terminal."""
 
     file = Int(subprocess.DEVNULL, help="descriptor of the file").tag(config=True)
 
@@ -52,7 +52,7 @@ class QuietKernel(AsyncKernelManager):
 
 
 def sources(only: Sequence[str] = ()) -> list[Path]:
-    """Percent-format sources of the course and the reports, in order; only these numbers ("05") or names, if any."""
+    """Sources of all notebooks, or of those with these numbers ("05") or names, in order; ValueError if unknown."""
     found = sorted(workspace().notebooks.rglob("[0-9][0-9]_*.py"), key=lambda source: source.stem)
     known = {key: source for source in found for key in (source.stem, source.stem[:2])}
     for name in only:
@@ -64,12 +64,12 @@ def sources(only: Sequence[str] = ()) -> list[Path]:
 
 
 def solutions(source: Path) -> Path:
-    """Where a notebook's executed copy with solutions lies; the one beside the source is the student's."""
+    """The path of a notebook's executed copy with solutions; the copy beside the source is the student's."""
     return source.parent / "solutions" / f"{source.stem}.ipynb"
 
 
 def page(source: Path, folder: Path) -> str:
-    """A link from ``folder`` to a notebook's executed copy."""
+    """A relative link from ``folder`` to a notebook's executed copy."""
     return os.path.relpath(source.with_suffix(".ipynb"), folder)
 
 
@@ -79,7 +79,7 @@ def title(source: Path) -> str:
 
 
 def defaults(source: Path) -> dict[str, Any]:
-    """Name and default of each parameter: the literals assigned in the cell tagged ``parameters``."""
+    """Default of each parameter by its name: the literals assigned in the cell tagged ``parameters``."""
     cells = [cell for cell in jupytext.read(source).cells if "parameters" in cell.metadata.get("tags", [])]
     if len(cells) != 1:
         raise ValueError(f"{source.name} must have one cell tagged 'parameters', it has {len(cells)}")
@@ -88,14 +88,13 @@ def defaults(source: Path) -> dict[str, Any]:
 
 
 def execute(source: Path, output: Path, parameters: dict[str, Any]) -> None:
-    """Run one source with papermill and write the executed notebook, without machine-dependent metadata.
+    """Execute a source with papermill and write the notebook to ``output``, without metadata of the machine.
 
-    Below its title and at its end it has a cell with the way to the notebooks before and after it, see :data:`LINKS`.
-    The figures and tables that its cells' metadata name are saved, see :func:`_add_saving`.
+    Links to other notebooks are added (:func:`_add_links`), and figures and tables are saved (:func:`_add_saving`).
 
     Raises:
-        papermill.PapermillExecutionError: a cell failed; ``output`` is left as it was.
-        DeadKernelError: the kernel died; a note has what it wrote.
+        papermill.PapermillExecutionError: a cell failed; ``output`` is unchanged.
+        DeadKernelError: the kernel died; its output is in a note.
     """
     notebook = jupytext.read(source)
     _add_links(notebook, source)
@@ -107,10 +106,10 @@ def execute(source: Path, output: Path, parameters: dict[str, Any]) -> None:
                 str(temporary),
                 str(temporary),
                 parameters=parameters,
-                resources={"metadata": {"path": str(source.parent)}},  # where the kernel runs; papermill's moves us too
+                resources={"metadata": {"path": str(source.parent)}},  # working directory of the kernel, not of us
                 progress_bar=False,
                 kernel_manager_class=QuietKernel,
-                coalesce_streams=True,  # of bars their last state
+                coalesce_streams=True,  # keeps the last state of progress bars
                 config=Config(_ENCRYPTED | {"QuietKernel": {"file": written.fileno()}}),
             )
         except DeadKernelError as error:
@@ -125,7 +124,7 @@ def execute(source: Path, output: Path, parameters: dict[str, Any]) -> None:
 
 
 def make(source: Path, output: Path, parameters: dict[str, Any]) -> list[str]:
-    """As :func:`execute`; the names of the files that the notebook wrote into the folder of its profile."""
+    """:func:`execute`, and return the names of the figures and tables that the notebook wrote."""
     folder = workspace().output((defaults(source) | parameters)["profile"])
     for left in folder.glob(f"{source.stem}*"):
         left.unlink()
@@ -134,10 +133,10 @@ def make(source: Path, output: Path, parameters: dict[str, Any]) -> list[str]:
 
 
 def _add_links(notebook: nbformat.NotebookNode, source: Path) -> None:
-    """At the top and the end the way to the notebooks before and after; at the top what ``course.json`` says, too.
+    """Add links to the notebooks before and after, at the top and at the end, and at the top what ``course.json`` has.
 
-    That is what to have read, how long it runs, and on which repository of GitHub hosts find it; and, unless it needs
-    no more than any hosted notebook has ("alone"), how such a one gets the package.
+    That is: what to read before, the running time, and the GitHub repository for links to Colab and Binder. Unless the
+    notebook is "alone" (needs no package), a cell is added that installs the package on such a host.
     """
     order = sources()
     place = order.index(source)
@@ -167,10 +166,10 @@ def _add_links(notebook: nbformat.NotebookNode, source: Path) -> None:
 
 
 def _add_saving(notebook: nbformat.NotebookNode, parameters: list[str]) -> None:
-    """After each cell whose metadata name a ``figure`` or a ``table``, save the variable of that name under it.
+    """After each cell with metadata ``figure`` or ``table``, add a cell that saves the variable of that name.
 
-    The metadata's ``shows``, ``claim`` and ``inputs`` and the notebook's ``findings`` describe it, see ``plots.save``.
-    So the notebook itself needs no line for it.
+    The metadata's value is the file's name. Its ``shows``, ``claim`` and ``inputs``, and the notebook's ``findings``,
+    describe it, see ``plots.save``.
     """
     cells = []
     for cell in notebook.cells:
@@ -189,7 +188,7 @@ def _add_saving(notebook: nbformat.NotebookNode, parameters: list[str]) -> None:
 
 
 def _clean(notebook: nbformat.NotebookNode) -> None:
-    """Fold answers; drop what differs from run to run: papermill's paths and times, and our own cells."""
+    """Fold answers, remove papermill's metadata and the cells that save, and number the cells again."""
     notebook.metadata.pop("papermill", None)
     notebook.cells = [cell for cell in notebook.cells if SAVES not in cell.metadata.get("tags", [])]
     counts = itertools.count(1)

@@ -1,4 +1,4 @@
-"""Pages that need nothing but themselves: report.html of a batch, and the course's slides."""
+"""Self-contained HTML pages: report.html of a batch, and the course's slides."""
 
 from __future__ import annotations
 
@@ -22,10 +22,9 @@ if TYPE_CHECKING:
 
 
 def page(outcomes: Sequence[Outcome], profile: str, told: Sequence[str]) -> str:
-    """The page as text: what became of each notebook, and what each of its figures and tables shows.
+    """The report as HTML: the result of each notebook, and its figures and tables with their descriptions.
 
-    Args:
-        told: lines on where the runs come from, and what equals the committed files.
+    ``told`` has lines on where training runs come from, and which files equal committed ones.
     """
     output = workspace().output(profile)
     return _rendered(
@@ -46,7 +45,7 @@ def page(outcomes: Sequence[Outcome], profile: str, told: Sequence[str]) -> str:
 
 
 def slides() -> str:
-    """The moving picture of a step, then questions and answers of ``notebooks/slides.json`` with committed figures."""
+    """The slides as HTML: an animated step, then questions and answers of ``notebooks/slides.json`` with figures."""
     here = workspace()
     shown = json.loads((here.notebooks / "slides.json").read_text(encoding="utf-8"))
     shown = [slide | _made((here.figures / slide["figure"]).with_suffix(".json")) for slide in shown]
@@ -59,7 +58,7 @@ def _rendered(template: str, **names: Any) -> str:
 
 
 def _made(path: Path) -> dict[str, Any]:
-    """One figure or table with its description, which ``plots.save`` wrote."""
+    """A figure or table with its description, from the ``.json`` that ``plots.save`` wrote."""
     made = json.loads(path.read_text(encoding="utf-8"))
     if "figure" in made:
         return made | {"name": path.stem, "image": base64.b64encode(path.with_suffix(".png").read_bytes()).decode()}

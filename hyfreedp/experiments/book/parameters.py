@@ -1,4 +1,4 @@
-"""Notebook parameters that raise when mistyped; papermill itself only warns."""
+"""Checks of notebook parameters: a mistyped name raises, while papermill only warns."""
 
 from __future__ import annotations
 
@@ -12,20 +12,19 @@ from hyfreedp.experiments.book import notebooks
 from hyfreedp.experiments.store import plots
 from hyfreedp.experiments.store.paths import workspace
 
-# IPython's own names of plain values; everything else that is a plain value came from a parameters cell.
+# IPython's own variables of plain types; all others come from a cell of parameters.
 _NOTEBOOK_NAMES = {"In", "Out"}
-# Of every notebook that has them; other numbers are checked where they are used.
+# Parameters that are counts in every notebook; other numbers are checked where they are used.
 _COUNTS = ("seeds", "rounds", "jobs")
 _PLAIN = (str, int, float, bool, list, tuple, dict, type(None))
 
 
 def begin(namespace: Mapping[str, Any], name: str) -> None:
-    """The plumbing of a notebook, right after its parameters: they are checked, and its figures get our style.
+    """Call it right after a notebook's parameters: checks them, and sets the style of figures.
 
     Args:
         namespace: the notebook's ``globals()``, in which nothing else has been assigned yet.
-        name: of its source in the folder of notebooks, whose defaults say the types. Where that is not, nothing is
-            checked.
+        name: of its source, whose defaults give the types. If there is no such source, nothing is checked.
     """
     source = next(workspace().notebooks.rglob(f"{name}.py"), None)
     if source is not None:
@@ -35,11 +34,11 @@ def begin(namespace: Mapping[str, Any], name: str) -> None:
 
 
 def check_parameters(namespace: Mapping[str, Any], allowed: Mapping[str, type | tuple[Any, ...]]) -> None:
-    """Check what the parameters cell and papermill's injected one have set; call it right after them.
+    """TypeError or ValueError if a parameter, from the notebook's cell or papermill's, is unknown or has a wrong value.
 
     Args:
         namespace: the notebook's ``globals()``, in which nothing else has been assigned yet.
-        allowed: parameter name -> its type (an int passes for a float), or the tuple of values it may have.
+        allowed: by parameter its type (an int is allowed for a float), or a tuple of allowed values.
     """
     for name, value in namespace.items():
         if name.startswith("_") or name in _NOTEBOOK_NAMES or not isinstance(value, _PLAIN):
@@ -57,9 +56,9 @@ def check_parameters(namespace: Mapping[str, Any], allowed: Mapping[str, type | 
 
 
 def parse_value(name: str, text: str, default: Any) -> Any:
-    """What a command line's ``--set name=text`` means for a parameter with this default.
+    """The value of ``--set name=text`` on the command line, for a parameter with this default; TypeError if wrong.
 
-    Text is taken as it is for a string and read as a Python literal for any other type; nothing is ever evaluated.
+    If the default is a string, that is the text; otherwise the text is read as a Python literal, and never evaluated.
     """
     value: Any = text
     if not isinstance(default, str):
