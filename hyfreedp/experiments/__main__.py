@@ -20,23 +20,23 @@ from hyfreedp.experiments.tables import control, grid, language_generation, smal
 from hyfreedp.experiments.tables.plan import SCALES
 
 REPRODUCE = """\
-Executes the notebooks and writes build/<profile>/: the notebooks, figures/, and report.html. No committed file changes.
+Executes the notebooks and writes them to build/<profile>/, with figures/ and report.html. No committed file changes.
 
-Training runs are read from the committed records, data/results/<profile>/runs.tar.xz, as far as these have them, and
-seven of those, others each time, are trained again and compared (not with --only). --fresh trains all. An interrupted
-or repeated command goes on where it was: runs are kept as cells in data/cells (or $HYFREEDP_CELLS), and a notebook is
-executed again only if its source, the package or its parameters have changed since.
+Training runs are read from the committed records, data/results/<profile>/runs.tar.xz, if they are there. Seven of them,
+drawn at random, are trained again and compared (not with --only). --fresh trains all runs. An interrupted command can
+be repeated: finished runs are in data/cells (or $HYFREEDP_CELLS), and a notebook is executed again only if its source,
+its parameters or the package have changed.
 
 examples:
   python -m hyfreedp.experiments reproduce --profile smoke
   python -m hyfreedp.experiments reproduce --only 00 03 --set epsilon=1.0 seeds=5
 
-exit status: 0; 1 if a notebook failed, or if a run ended farther from its record than another seed would; 2 if the
-command is wrong, 130 if interrupted."""
+exit status: 0; 1 if a notebook failed, or a run differs more from its record than another seed would; 2 if the command
+is wrong, 130 if interrupted."""
 
 RUN = """\
-Trains what the spec says and prints one line. A finished run is not trained again; one that was killed goes on from its
-checkpoint to the numbers that an undisturbed one gives. Of several processes with the same spec one trains.
+Trains the run of a spec and prints one line. A finished run is not trained again. One that was killed continues from
+its checkpoint and gives the same numbers. If several processes get the same spec, one of them trains.
 
 example:
   echo '{"task": "digits", "method": "robust", "epsilon": 3}' | python -m hyfreedp.experiments run -
@@ -44,9 +44,9 @@ example:
 exit status: 0; 1 if the run failed, 2 if the command or the spec is wrong, 130 if interrupted."""
 
 GRID = """\
-Trains the runs of the accuracy tables that are missing, first those that search a learning rate on validation data,
-then those that are tested, and writes data/results/<profile>/image_classification.csv. A repeated command goes on where
-it was. A failed run does not stop the others; it is named at the end with its error.
+Trains missing runs of the accuracy tables, first the searches for a learning rate on validation data, then the tested
+runs, and writes data/results/<profile>/image_classification.csv. An interrupted command can be repeated. A failed run
+does not stop the others, and is reported at the end with its error.
 
 exit status: 0; 1 if a run failed; 2 if the command is wrong, 130 if interrupted."""
 
@@ -84,7 +84,7 @@ def _documents(options: argparse.Namespace) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command; the exit status."""
+    """Run one command; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m hyfreedp.experiments", description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(required=True)
 
@@ -175,7 +175,7 @@ def _run(options: argparse.Namespace) -> int:
     told = "" if read_cell(spec, options.cells) is None else "already there: "
     try:
         record = run_cell(spec, options.cells)
-    except OSError as error:  # a full disk, a folder that may not be written to, data that are not there
+    except OSError as error:  # a full disk, a folder without write permission, missing data
         print(f"failed: {error}", file=sys.stderr)
         return 1
     told += f"accuracy {record['accuracy']:.4f}, epsilon {record['epsilon_spent']:.4g}, {record['seconds']:.1f} s"

@@ -1,15 +1,14 @@
-"""The paper's own accounting, to compare: what Alg. 2 allows as printed, and what else one may count by.
+"""The paper's own accounting, for comparison: Alg. 2 as printed, and alternatives.
 
-None of it bounds Algorithm 1 as it is run, unless the releases of a step are counted on the one batch that they share
-("same_batch") by an accountant that is a bound ("rdp", "pld"): the core's, see :mod:`hyfreedp.accounting`.
+Only composition "same_batch" with accountant "rdp" or "pld" bounds the epsilon of Algorithm 1, as the core does, see
+:mod:`hyfreedp.accounting`. Compositions:
 
-* "independent": Alg. 2, line 8: T gradients and 3T/K losses, as if every one drew its own batch.
+* "independent": Alg. 2, line 8: T gradients and 3T/K losses, as if each were computed on its own batch.
 * "epsilon_sum": the paper's appendix, f^{3T/K}(sigma_l) + f^T(sigma_g), each at the same delta.
-* "same_batch": the gradient and the probe of a step are one release about one batch.
+* "same_batch": gradient and probe of a step are one release about one batch.
 
-Accountants: "rdp", by Opacus for Gaussians and by autodp, which the paper used, with Laplace noise; "pld", by
-dp-accounting, for Gaussians alone; "gdp", the central limit approximation of Eq. (muGDP), which is no bound for any
-method.
+Accountants: "rdp", by Opacus, or with Laplace noise by autodp, which the paper used; "pld", by dp-accounting, without
+Laplace noise; "gdp", the central limit approximation of Eq. (muGDP), which is no bound.
 """
 
 from __future__ import annotations
@@ -35,19 +34,19 @@ Accountant = Literal["rdp", "pld", "gdp"]
 Composition = Literal["same_batch", "independent", "epsilon_sum"]
 LossMechanism = Literal["gaussian", "laplace"]
 
-# autodp's bound for Laplace noise holds at integer orders; Opacus's Gaussians have fractional ones too.
+# autodp's bound for Laplace noise needs integer orders; Opacus's Gaussians also have fractional ones.
 INTEGER_ORDERS = (*range(2, 64), 64, 72, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512, 768, 1024)
 ORDERS = tuple(sorted({*INTEGER_ORDERS, *(1 + x / 10 for x in range(1, 100))}))
 
 
 @dataclass(frozen=True)
 class Mechanism:
-    """A Gaussian vector and Laplace numbers of sensitivity 1, released together on one batch.
+    """A vector with Gaussian noise and numbers with Laplace noise, released together on one batch.
 
     Attributes:
-        gaussian: noise multiplier; infinite if there is no such part.
-        laplace: scale; infinite if there is no such part.
-        numbers: of Laplace noise.
+        gaussian: noise multiplier of the vector; infinite if there is none.
+        laplace: scale of the Laplace noise, for sensitivity 1; infinite if there is none.
+        numbers: how many numbers have Laplace noise.
     """
 
     gaussian: float = math.inf
@@ -55,12 +54,12 @@ class Mechanism:
     numbers: int = 0
 
 
-Release = tuple[Mechanism, int]
+Release = tuple[Mechanism, int]  # and how often
 
 
 @dataclass(frozen=True)
 class Counting:
-    """A way to add up what a run of three losses at probe steps releases; its fields are in the module's text."""
+    """A way of accounting for a run whose probes are three losses; the module docstring explains its fields."""
 
     accountant: Accountant = "rdp"
     composition: Composition = "independent"
@@ -68,11 +67,11 @@ class Counting:
 
     @property
     def sound(self) -> bool:
-        """Whether it bounds Algorithm 1."""
+        """Whether its epsilon is an upper bound for Algorithm 1."""
         return self.accountant != "gdp" and self.composition == "same_batch"
 
     def releases(self, split: NoiseSplit) -> tuple[tuple[Release, ...], ...]:
-        """All of a run, in parts whose epsilons add up (one part, but for "epsilon_sum")."""
+        """The releases of a run, in parts whose epsilons are added: two for "epsilon_sum", otherwise one."""
         probes, sigma_loss, gaussian = split.probe_steps, split.sigma_loss, self.loss_mechanism == "gaussian"
         gradients = (Mechanism(split.sigma_gradient), split.steps)
         if not probes:
@@ -88,12 +87,12 @@ class Counting:
         return (((gradients[0], split.steps - probes), (together, probes)),)
 
     def epsilon(self, split: NoiseSplit, *, delta: float | None = None, coarseness: int = 1) -> float:
-        """What the run costs if counted so, at the split's delta if none is given."""
+        """Epsilon of the run by this accounting; ``delta`` None: the split's."""
         at = split.target_delta if delta is None else delta
         return sum(self.cost(part, split.sample_rate, at, coarseness) for part in self.releases(split))
 
     def cost(self, part: tuple[Release, ...], sample_rate: float, delta: float, coarseness: int = 1) -> float:
-        """Epsilon of some releases, each on batches of its own."""
+        """Epsilon of some releases, each on its own batches."""
         part = tuple((mechanism, count) for mechanism, count in part if count)
         if self.accountant == "gdp":
             return gdp_epsilon(sample_rate * math.sqrt(sum(n * chi_squared(one) for one, n in part)), delta)
@@ -104,7 +103,7 @@ class Counting:
             return composed_epsilon(
                 noises, sample_rate=sample_rate, delta=delta, accountant="pld", coarseness=coarseness
             )
-        # One grid for everything of a run: with Laplace noise integers alone, or gradients alone would look cheaper.
+        # The same orders for all parts of a run: with other orders gradients alone would look cheaper.
         orders = INTEGER_ORDERS if self.loss_mechanism == "laplace" else ORDERS
         return epsilon_of_rdp(orders, sum(count * rdp_of(one, sample_rate, orders) for one, count in part), delta)
 
@@ -113,7 +112,7 @@ SOUND = Counting("pld", "same_batch")
 
 
 def vanilla_noise(*, target_epsilon: float, counting: Counting, **plan: Any) -> NoiseSplit:
-    """The sigma of DP-SGD without probes, in a split that has no noise yet; arguments of :func:`calibrate`."""
+    """A split with the sigma of DP-SGD without probes, and no other noise yet; arguments of :func:`calibrate`."""
     plan |= {"probe": "losses", "warmup_steps": 0, "vote_steps": (), "accountant": "pld", "allocation": "constant"}
     plan |= dict.fromkeys(("sigma", "sigma_gradient", "sigma_gradient_probe"), 0.0)
     split = NoiseSplit(target_epsilon=target_epsilon, gamma=1.0, sigma_loss=math.inf, epsilon=math.inf, **plan)
@@ -128,19 +127,19 @@ def _gradients(split: NoiseSplit, counting: Counting, sigma: float, coarseness: 
 def calibrate(*, gamma: float = 1.01, counting: Counting = Counting(), **budget: Any) -> NoiseSplit:
     """Alg. 2: sigma_g = gamma sigma at all steps, and the smallest sigma_l that the rest of the budget allows.
 
-    The paper takes the sigma_l whose epsilon is nearest to the target; this one never exceeds it.
+    The paper takes the sigma_l whose epsilon is nearest to the target; here epsilon never exceeds the target.
 
     Args:
-        gamma: as there.
-        counting: what adds up the releases.
+        gamma: as in Alg. 2.
+        counting: the accounting.
         **budget: ``target_epsilon``, ``target_delta``, ``sample_rate``, ``steps`` and ``interval``.
 
     Returns:
-        What ``make_private_with_epsilon(split=...)`` takes; its epsilon is infinite, since none is proven. Of Laplace
-        noise ``sigma_loss`` is the scale, and no run has it.
+        A split for ``make_private_with_epsilon(split=...)``. Its epsilon is infinite, since none is proven. With
+        Laplace noise, which no run has, ``sigma_loss`` is the scale.
 
     Raises:
-        ValueError: ``gamma`` leaves too little for the losses.
+        ValueError: ``gamma`` leaves too little of the budget for the losses.
     """
     split = vanilla_noise(counting=counting, **budget)
     sigma = split.sigma
@@ -163,9 +162,9 @@ def calibrate(*, gamma: float = 1.01, counting: Counting = Counting(), **budget:
 
 
 def even_split(*, counting: Counting = SOUND, **budget: Any) -> NoiseSplit:
-    """The naive split of Fig. "noise grad loss": one Gaussian noise for the T gradients and the 3T/K losses alike.
+    """The naive split of Fig. "noise grad loss": the same noise multiplier for the T gradients and the 3T/K losses.
 
-    Arguments and result are those of :func:`calibrate`. The noise is the smallest within the budget, to 1e-5.
+    It is the smallest within the budget, up to 1e-5. Arguments and result are those of :func:`calibrate`.
     """
     split = vanilla_noise(counting=counting, **budget)
 
@@ -178,9 +177,9 @@ def even_split(*, counting: Counting = SOUND, **budget: Any) -> NoiseSplit:
 
 
 def delta_curve(split: NoiseSplit, composition: Composition, epsilons: Sequence[float]) -> list[float]:
-    """delta at each epsilon, by PLD on a coarse grid, of Gaussian noise counted as "same_batch" or "independent".
+    """delta at each epsilon, by dp-accounting's PLD on a coarse grid, for "same_batch" or "independent".
 
-    Rounded by dp-accounting's FFT, see core's ``privacy_loss``.
+    It has the rounding errors of an FFT, see ``hyfreedp.accounting.privacy_loss``.
     """
     from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism, identity
 
@@ -198,17 +197,17 @@ def delta_curve(split: NoiseSplit, composition: Composition, epsilons: Sequence[
 
 
 def epsilon_of_rdp(orders: Sequence[float], rdp: ArrayLike, delta: float) -> float:
-    """By Opacus, at the best of these orders."""
+    """Epsilon from Renyi DP at these orders: Opacus's conversion at the best order."""
     from opacus.accountants.analysis import rdp as opacus_rdp
 
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Optimal order is the")  # still a bound, perhaps not the tightest
+        warnings.filterwarnings("ignore", message="Optimal order is the")  # largest or smallest: still a bound
         return max(float(opacus_rdp.get_privacy_spent(orders=orders, rdp=rdp, delta=delta)[0]), 0.0)
 
 
 @lru_cache(maxsize=256)
 def rdp_of(mechanism: Mechanism, sample_rate: float, orders: tuple[float, ...]) -> np.ndarray:
-    """Renyi DP of one release on a Poisson batch, at each order."""
+    """Renyi DP at each order, for one release on a Poisson batch."""
     if mechanism.numbers:
         curve = _laplace_rdp(mechanism, sample_rate)
         return np.maximum([curve.RenyiDP(int(order)) for order in orders], 0.0)  # rounding can leave -1e-16
@@ -220,16 +219,16 @@ def _gaussian_rdp(noise_multiplier: float, sample_rate: float, order: float) -> 
 
     try:
         rdp = opacus_rdp.compute_rdp(q=sample_rate, noise_multiplier=noise_multiplier, steps=1, orders=[order])[0]
-    except (ValueError, OverflowError):  # the series can fail at extreme parameters: do without that order
+    except (ValueError, OverflowError):  # the series can fail at extreme parameters: leave that order out
         return math.inf
     return math.inf if math.isnan(rdp) else max(float(rdp), 0.0)
 
 
 def _laplace_rdp(mechanism: Mechanism, sample_rate: float) -> Any:
-    """autodp's RDP of the product on one Poisson batch: unsampled parts add up, then they are subsampled as one.
+    """autodp's RDP of one release: the parts' RDP without sampling is added, then amplified by Poisson sampling.
 
-    The "improved bound" is the exact divergence when the record is removed, at integer orders. It also bounds the
-    reverse direction for noise symmetric about its centre (Mironov, Talwar and Zhang, 2019, Theorem 5).
+    The "improved bound" is the exact divergence for removing a record, at integer orders. For symmetric noise it also
+    bounds the divergence for adding one (Mironov, Talwar and Zhang, 2019, Theorem 5).
     """
     from autodp import mechanism_zoo, transformer_zoo
 
@@ -238,31 +237,31 @@ def _laplace_rdp(mechanism: Mechanism, sample_rate: float) -> Any:
         parts.append(mechanism_zoo.GaussianMechanism(sigma=mechanism.gaussian))
         counts.append(1)
     product = transformer_zoo.Composition()(parts, counts)
-    product.RenyiDP = lru_cache(maxsize=None)(product.RenyiDP)  # each order's series asks for all lower ones again
+    product.RenyiDP = lru_cache(maxsize=None)(product.RenyiDP)  # the series of each order uses all lower orders again
     return transformer_zoo.AmplificationBySampling(PoissonSampling=True)(product, sample_rate, improved_bound_flag=True)
 
 
 def mu_gdp(
     *, sample_rate: float, steps: int, sigma: float, probe_steps: int = 0, sigma_loss: float = math.inf
 ) -> float:
-    """mu of Eq. (muGDP) as the paper prints it, with 3T/K written as 3 times the number of probe steps.
+    """mu of Eq. (muGDP) as printed, where T/K is the number of probe steps.
 
     Args:
         sample_rate: B/N.
         steps: T.
         sigma: noise multiplier of the gradient at every step.
-        probe_steps: T/K; none for vanilla DP-SGD.
-        sigma_loss: sigma_l, Gaussian.
+        probe_steps: T/K; 0 for vanilla DP-SGD.
+        sigma_loss: sigma_l of Gaussian noise.
     """
     mu_vanilla = math.sqrt(sample_rate**2 * steps * (math.exp(1 / sigma**2) - 1))
     return math.sqrt(mu_vanilla**2 + sample_rate**2 * 3 * probe_steps * (math.exp(1 / sigma_loss**2) - 1))
 
 
 def chi_squared(mechanism: Mechanism) -> float:
-    """Divergence of one release without subsampling, e^(1/sigma^2) - 1 for a Gaussian, whose q^2-fold adds to mu^2.
+    """chi^2 divergence of one release without sampling, for which Eq. (muGDP) adds q^2 chi^2 to mu^2 (Bu et al., 2020).
 
-    1 + chi^2 multiplies over independent parts, and is (2 e^(1/b) + e^(-2/b)) / 3 for Laplace noise, which extends the
-    equation to it (Bu et al., 2020).
+    1 + chi^2 is e^(1/sigma^2) for Gaussian noise and (2 e^(1/b) + e^(-2/b)) / 3 for Laplace noise, and multiplies over
+    independent parts.
     """
     b = mechanism.laplace
     try:
@@ -273,13 +272,13 @@ def chi_squared(mechanism: Mechanism) -> float:
 
 
 def gdp_delta(mu: float, epsilon: ArrayLike) -> np.ndarray:
-    """delta = Phi(mu/2 - eps/mu) - e^eps Phi(-mu/2 - eps/mu) of mu-GDP (Bu et al., 2020, Eq. (6))."""
+    """delta of mu-GDP: Phi(mu/2 - eps/mu) - e^eps Phi(-mu/2 - eps/mu) (Bu et al., 2020, Eq. (6))."""
     epsilon = np.asarray(epsilon, dtype=float)
     return norm.cdf(mu / 2 - epsilon / mu) - np.exp(epsilon + norm.logcdf(-mu / 2 - epsilon / mu))
 
 
 def gdp_epsilon(mu: float, delta: float) -> float:
-    """The epsilon at which mu-GDP has this delta; infinite where mu is beyond all use."""
+    """The epsilon >= 0 at which mu-GDP has this delta; infinite for mu >= 40."""
 
     def excess(epsilon: float) -> float:
         return float(gdp_delta(mu, epsilon)) - delta
