@@ -1,7 +1,7 @@
 """The course for students: ``python tools/course/students.py`` packs ``build/hyfreedp-course.zip``.
 
-Whatever gives answers away stays out; what checks an answer is written so that nobody reads it by accident. A link to a
-file that is not in the zip becomes plain text.
+Files that give answers away are left out, and the module with right answers is compressed, so that nobody reads it by
+accident. Links to files that are not in the zip become plain text.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from hyfreedp.experiments.store.paths import workspace
 from hyfreedp.experiments.store.provenance import git
 
 FOLDER = "hyfreedp-course"
-# Sources of notebooks have the solutions, the tests their numbers.
+# Sources of notebooks contain solutions, and tests their numbers.
 FOR_TEACHERS = ["notebooks/*.py", "notebooks/slides.json", "*/solutions/*", "docs/teaching.md"]
 FOR_TEACHERS += ["tests/*", "tools/*", "workflow/*", ".ci/*", "figures/*.pdf"]
 _ANSWERS = "hyfreedp/experiments/book/answers.py"
@@ -25,7 +25,7 @@ _LINK = re.compile(r"\[([^][]+)\]\(([^()#\s]+)[^()\s]*\)")
 
 
 def pack(root: Path, path: Path) -> None:
-    """Write the zip of all that git knows in ``root``, less :data:`FOR_TEACHERS`."""
+    """Write a zip of all files that git tracks in ``root``, without :data:`FOR_TEACHERS`."""
     every, names = _tracked(root), _tracked(root, *(f":!{pattern}" for pattern in FOR_TEACHERS))
     with replacing(path) as temporary, zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as packed:
         for name in names:

@@ -1,4 +1,4 @@
-"""Measures private steps of current models in small; a run of all of them writes ``docs/models.md``."""
+"""Measures private steps of small versions of current models; if all are measured, writes ``docs/models.md``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OPACUS = {"exact": "Opacus is exact, too", "refused": "Opacus refuses", "wrong":
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python tools/models", description=__doc__)
-    parser.add_argument("--only", metavar="REGEX", default="", help="models whose library/name it is found in; no page")
+    parser.add_argument("--only", metavar="REGEX", default="", help="only models whose library/name matches; no page")
     only = parser.parse_args().only
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
@@ -44,7 +44,7 @@ def main() -> None:
 
 
 def page(rows: list[Finding]) -> str:
-    """The page of the findings: by library and what Opacus does, each model with its time and what is special."""
+    """docs/models.md: models by library and by what Opacus does, each with its time and what is special."""
     versions = {name: version(name).split("+")[0] for name in ("timm", "transformers", "peft", "torch", "opacus")}
     first = [row.first for row in rows if row.first]
     spread = f"{min(first):.0f} to {max(first):.0f} (median {median(first):.0f})"
@@ -65,7 +65,7 @@ def page(rows: list[Finding]) -> str:
 
 
 def described(row: Finding, notes: dict[str, int]) -> str:
-    """A model with its time and what is special, whose reasons are numbered in ``notes``."""
+    """A model with its time and what is special; reasons are numbered in ``notes``, which this extends."""
     name = row.name + ("*" if row.frozen_norms else "")
     parts = [name, f"{row.ratio:.1f}{'g' if row.groups > 1 else ''}"]
     special = [found.partition(": ") for found in (row.full, row.biases) if found != "exact"]
@@ -76,7 +76,7 @@ def described(row: Finding, notes: dict[str, int]) -> str:
 
 
 def counts(rows: list[Finding]) -> dict[str, int]:
-    """How many models are what, by the names that ``introduction.md`` has for it."""
+    """The numbers of models in ``introduction.md``, by their placeholders."""
     exact = [row for row in rows if row.full == "exact"]
     mapped = [row for row in exact if not row.slow]
     wrong = [row for row in rows if "wrong" in row.full + row.biases]

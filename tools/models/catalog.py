@@ -1,4 +1,4 @@
-"""The models of the table: current vision and language models in small, with random weights, a batch and a loss."""
+"""The models to measure: small versions of current ones, with random weights, a batch and a loss."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ CLASSES, SAMPLES, TOKENS, WORDS = 5, 3, 8, 48
 
 @dataclass(frozen=True)
 class Case:
-    """A model in small.
+    """A small version of a model.
 
     Attributes:
-        library, name: whose it is, and what it is called there.
-        build: a model in train mode, of double precision; a function from a number of samples to a batch of so many;
-            and its loss, ``loss(model, *batch)``, a mean over the batch, as it is written without privacy.
+        library, name: the library, and the model's name there.
+        build: returns a model, in train mode and double precision; a function that makes a batch of a given number of
+            samples; and ``loss(model, *batch)``, the mean over a batch, as written without privacy.
     """
 
     library: str
@@ -68,7 +68,7 @@ def _model(name: str, arguments: dict[str, Any]) -> nn.Module:
     torch.manual_seed(0)
     kind = getattr(transformers, name.split()[0])
     configuration = kind.config_class(**arguments)
-    configuration._experts_implementation = "batched_mm"  # eager's loop cannot be mapped, grouped_mm has no doubles
+    configuration._experts_implementation = "batched_mm"  # "eager" cannot be mapped, "grouped_mm" has no float64
     return kind(configuration)
 
 
@@ -113,7 +113,7 @@ _DROPOUTS = "p drop_prob dropout attention_dropout activation_dropout layerdrop 
 
 
 def _prepared(model: nn.Module) -> nn.Module:
-    """In train mode, of double precision and without dropout; parameters that begin at zero are moved."""
+    """The model in train mode and double precision, without dropout; noise moves parameters away from zero."""
     for layer in model.modules():
         for name in _DROPOUTS:
             if isinstance(getattr(layer, name, None), float):

@@ -1,4 +1,4 @@
-"""What a private step makes of one model: exact, refused and why, or wrong; mapped or not; and its time."""
+"""Measures a private step of one model: exact, refused or wrong; mapped over samples or not; and its time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from hyfreedp import HyFreeDPOptimizer, PrivacyEngine
 from hyfreedp.gradients import AutomaticClipping
 from hyfreedp.gradients.pieces import Partition
 
-_TOLERANCE = 1e-6  # of relative differences, which double precision leaves below 1e-8
+_TOLERANCE = 1e-6  # the largest relative difference for "exact"; rounding in double precision is below 1e-8
 _ROUNDS = 7
 
 Loss = Callable[..., Tensor]
@@ -29,15 +29,15 @@ Loss = Callable[..., Tensor]
 
 @dataclass
 class Finding:
-    """One row of the table.
+    """The result for one model; all but ``biases`` with all parameters trained.
 
     Attributes:
-        full, biases: of steps that train all, or biases and head: "exact", "refused: ..." or "wrong: ...".
-        slow: why the model is computed one sample at a time, in "full"; empty where it is mapped.
-        groups: in which the last batch was mapped, in "full".
-        first, ratio: time of the first step and of a later one beside a plain one, full, float32.
-        opacus: what Opacus does, in "full".
-        frozen_norms: number of batch norms, which mix samples.
+        full, biases: with all parameters, or biases and head trained: "exact", "refused: ..." or "wrong: ...".
+        slow: why samples are computed one at a time; empty if they are mapped.
+        groups: in how many groups the last batch was mapped.
+        first, ratio: time of the first private step, and of a later one, over that of a plain one (float32).
+        opacus: the same for Opacus as ``full``.
+        frozen_norms: number of batch norms, which mix samples and so are frozen.
     """
 
     library: str
@@ -53,7 +53,7 @@ class Finding:
 
 
 def measure(case: Case) -> Finding:
-    """All that the page says of ``case``."""
+    """Measure one case."""
     model, batch, loss = case.build()
     norms = [layer for layer in model.modules() if isinstance(layer, _BatchNorm)]
     for layer in norms:
@@ -74,7 +74,7 @@ def _trained(model: nn.Module) -> list[nn.Parameter]:
 
 
 def _biases_and_head(model: nn.Module) -> None:
-    """Biases and the layer of the last weight."""
+    """Freeze, in place, all but biases and the layer that has the last weight matrix."""
     named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
     head = next((n for n, p in reversed(named) if p.dim() > 1), named[-1][0]).rpartition(".")[0]
     for n, p in named:
@@ -82,10 +82,10 @@ def _biases_and_head(model: nn.Module) -> None:
 
 
 def _gradients(model: nn.Module, batch: Sequence[Tensor], loss: Loss) -> Tensor:
-    """Every record's gradient, shape (B, D), by a loop.
+    """Per-sample gradients, shape (B, D), by a loop over samples.
 
-    A record stands beside a copy of itself, which leaves the mean as it is: for single images in double precision
-    torch's backward pass of a batch norm in eval mode is wrong where the gradient's channels come last.
+    Each sample is in a batch with a copy of itself, which has the same mean loss. For a single image in float64 torch's
+    backward pass of a batch norm in eval mode is wrong if the gradient's memory format is channels last.
     """
     rows = []
     for i in range(len(batch[0])):
@@ -96,7 +96,7 @@ def _gradients(model: nn.Module, batch: Sequence[Tensor], loss: Loss) -> Tensor:
 
 
 def _private(model: nn.Module) -> HyFreeDPOptimizer:
-    """An optimizer whose step is the mean of clipped gradients, without noise."""
+    """An optimizer (SGD at rate 1) whose step is minus the mean of clipped gradients, without noise."""
     loader = DataLoader(TensorDataset(torch.zeros(4 * SAMPLES)), batch_size=SAMPLES)
     settings = {"steps": 100, "preset": "fixed", "clipping": AutomaticClipping(), "target_epsilon": math.inf}
     settings |= {"optimizer": torch.optim.SGD(_trained(model), lr=1.0), "target_delta": 1e-3}
@@ -104,7 +104,7 @@ def _private(model: nn.Module) -> HyFreeDPOptimizer:
 
 
 def _judge(model: nn.Module, batches: list[Any], loss: Loss) -> tuple[str, str, int]:
-    """Whether steps on the batches are those of the true gradients; why they are slow, if they are; and groups."""
+    """``full``, ``slow`` and ``groups`` of a :class:`Finding`: steps on the batches against true gradients."""
     truth = [_gradients(model, batch, loss) for batch in batches]
     model = copy.deepcopy(model)
     parameters = _trained(model)
@@ -119,7 +119,8 @@ def _judge(model: nn.Module, batches: list[Any], loss: Loss) -> tuple[str, str, 
             moved = torch.cat([(s - p.detach()).flatten() for s, p in zip(start, parameters, strict=True)])
             expected = AutomaticClipping().factors(gradients.norm(dim=1)) @ gradients / SAMPLES
             worst = max(worst, float((moved - expected).norm() / expected.norm()))
-        optimizer.gradient_engine.losses(lambda b: loss(model, *b), partition := Partition.of(batches[-1]))
+        partition = Partition.of(batches[-1])
+        optimizer.gradient_engine.losses(lambda b: loss(model, *b), partition)
     except Exception as error:
         raised_in = traceback.extract_tb(error.__traceback__)[-1].filename
         own = isinstance(error, ValueError | TypeError) and "hyfreedp" in raised_in
@@ -139,7 +140,7 @@ def _opacus(model: nn.Module, batch: Any, loss: Loss) -> str:
         rows = []
         for name, p in model.named_parameters():
             sample = getattr(p, "grad_sample", None)
-            if p.grad is not None and sample is None:  # as its optimizer says
+            if p.grad is not None and sample is None:  # Opacus's optimizer raises then
                 return f"refused: no per-sample gradient of {name}"
             if sample is not None:
                 rows.append((sum(sample) if isinstance(sample, list) else sample).flatten(1))
@@ -147,13 +148,13 @@ def _opacus(model: nn.Module, batch: Any, loss: Loss) -> str:
     except Exception as error:
         return f"refused: {_said(error)}"
     whole = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in _trained(model)])
-    weights = torch.linalg.lstsq(truth.T, len(truth) * whole[:, None]).solution[:, 0]  # in a mean over all tokens
+    weights = torch.linalg.lstsq(truth.T, len(truth) * whole[:, None]).solution[:, 0]  # if a mean is over tokens
     worst = float((norms / (weights * truth.norm(dim=1)) - 1).abs().max())
     return "exact" if worst < _TOLERANCE else f"wrong: {worst:.1e}"
 
 
 def _ratios(model: nn.Module, batch: Any, loss: Loss) -> tuple[float, float]:
-    """Processor time of the first private step and of a later one, medians in turns with plain steps, beside these."""
+    """Processor time of the first private step and of later ones (median), over plain steps taken in turns."""
     plain, private = (copy.deepcopy(model).float() for _ in range(2))
     batch = tuple(t.float() if t.is_floating_point() else t for t in batch)
     optimizer, step = torch.optim.SGD(_trained(plain), lr=1e-4), _private(private)

@@ -1,7 +1,6 @@
-"""Makes each deliberate fault of ``mutants.txt`` in a copy of the package, and sees whether its tests notice.
+"""Mutation testing: makes each fault of ``mutants.txt`` in a copy of the package, and runs the tests that should fail.
 
-A fault counts as noticed only by a test that ran and failed: neither by a module that cannot be imported nor by a test
-that took too long.
+A mutant is killed only by a test that ran and failed, not by an import error or a timeout.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ NO_KILL = ("ImportError", "ModuleNotFoundError", "SyntaxError", "NameError", "Ti
 
 
 class Mutant(NamedTuple):
-    """One fault: ``old`` stands once in the package and becomes ``new``; ``tests`` are files that should notice."""
+    """One fault: ``old``, which is once in the package, becomes ``new``; a test in the files ``tests`` should fail."""
 
     name: str
     tests: tuple[str, ...]
@@ -31,10 +30,10 @@ class Mutant(NamedTuple):
     new: str
 
     def file(self, root: Path) -> Path:
-        """The one file of the package below ``root`` that has the old text, once.
+        """The file of the package below ``root`` with the old text.
 
         Raises:
-            ValueError: there is no such place, or there are several.
+            ValueError: the text is not there exactly once.
         """
         files = [path for path in (root / "hyfreedp").rglob("*.py") if "experiments" not in path.parts]
         places = [path for path in files for _ in range(path.read_text(encoding="utf-8").count(self.old))]
@@ -44,14 +43,14 @@ class Mutant(NamedTuple):
         return places[0]
 
     def apply(self, root: Path) -> Path:
-        """Make the fault below ``root``; the changed file."""
+        """Make the fault in the package below ``root``; returns the changed file."""
         path = self.file(root)
         path.write_text(path.read_text(encoding="utf-8").replace(self.old, self.new), encoding="utf-8")
         return path
 
 
 def mutants() -> list[Mutant]:
-    """Those of ``mutants.txt``, whose head says how they are written down."""
+    """The mutants in ``mutants.txt``, whose first lines explain its format."""
     found = []
     for block in LIST.read_text(encoding="utf-8").split("\n\n")[2:]:
         if block.startswith("#"):
@@ -65,7 +64,7 @@ def mutants() -> list[Mutant]:
 
 
 def run_tests(root: Path, files: Sequence[str]) -> str:
-    """What the first failing test of the copy in ``root`` said, empty if all pass."""
+    """pytest's line on the first failing test of the copy in ``root``; empty if all pass."""
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "--tb=line", "-p", "no:cacheprovider", *files]
     variables = os.environ | {"PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=root, env=variables, capture_output=True, text=True)
@@ -76,7 +75,7 @@ def run_tests(root: Path, files: Sequence[str]) -> str:
 
 
 def hunt(mutant: Mutant | None, files: Sequence[str]) -> str:
-    """What the tests say of a copy of the tracked files as the working tree has them, with a fault or without."""
+    """:func:`run_tests` in a copy of the working tree's tracked files, with a mutant or, if None, without."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     with tempfile.TemporaryDirectory() as folder:
         for name in filter(None, listed.split("\0")):
@@ -89,7 +88,7 @@ def hunt(mutant: Mutant | None, files: Sequence[str]) -> str:
 
 
 def killed(told: str) -> bool:
-    """Whether a test ran and failed."""
+    """Whether this line, from :func:`run_tests`, is of a test that ran and failed."""
     return told.startswith("FAILED ") and not any(mark in told for mark in NO_KILL)
 
 

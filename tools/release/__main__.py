@@ -1,7 +1,7 @@
-"""Before a release: the wheel on a clean environment of each Python, with the oldest and the newest PyTorch.
+"""Before a release: tries the wheel with each Python and with the oldest and newest PyTorch.
 
-Each environment gets the wheel, as users do, runs the README's example, and, with --tests, the core's tests. `uv` makes
-them (pip install uv): PyTorch's several GB lie on the disk once for each version.
+Each environment is new, installs the wheel as users do, and runs the README's example and, with --tests, the core's
+tests. `uv` makes it (pip install uv), and stores each version of PyTorch, several GB, only once.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def main() -> None:
 
 
 def oldest_torch() -> str:
-    """The requirement of the oldest PyTorch that pyproject.toml allows."""
+    """The requirement for the oldest PyTorch that pyproject.toml allows, as "torch==2.8.*"."""
     required = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
     return next(one for one in required if one.startswith("torch>=")).replace(">=", "==") + ".*"
 
@@ -49,9 +49,9 @@ def example() -> str:
 
 
 def run(folder: str, *command: str, check: bool = False) -> str:
-    """The last line that a command prints, run outside of the repository, so that the installed package is imported.
+    """Run a command outside of the repository, so that it imports the installed package; its last line of output.
 
-    What a command that fails has printed is shown; with ``check`` it ends the program.
+    If it fails, all output is printed, and with ``check`` CalledProcessError is raised.
     """
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)

@@ -1,7 +1,7 @@
-"""Public pre-training data for the laptop: digits drawn from the fonts that ship with matplotlib, none by a person.
+"""Public pre-training data for small models: digits drawn with the fonts of matplotlib, none of them handwritten.
 
-Images have the form of scikit-learn's digits (Alpaydin and Kaynak, 1998): a bitmap of 32 x 32, scaled so that the digit
-fills it, of which the ones in each block of 4 x 4 are counted. No statistic of the real digits enters.
+Images are made like scikit-learn's digits (Alpaydin and Kaynak, 1998): the digit is scaled to fill a bitmap of 32 x 32,
+and the ones in each block of 4 x 4 are counted. No statistic of the real digits is used.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from tqdm import tqdm
 CANVAS = 32
 BLOCK = 4
 SIDE = CANVAS // BLOCK  # of an image, in pixels
-# Upright lining digits in these families; the others, and DejaVu's "Display", have symbols in their place, or nothing.
+# Fonts with ordinary digits; the others, and DejaVu's "Display", have other symbols in their place, or none.
 FAMILIES = ("DejaVu", "STIXGeneral", "cmb10", "cmr10", "cmss10", "cmti10", "cmtt10")
 
 
 def fonts() -> list[Path]:
-    """The font files used, in a fixed order."""
+    """The font files, in a fixed order."""
     every = (Path(matplotlib.get_data_path()) / "fonts" / "ttf").glob("*.ttf")
     return sorted(path for path in every if path.stem.startswith(FAMILIES) and "Display" not in path.stem)
 
@@ -38,7 +38,7 @@ def glyphs(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
         random order and equal shares (the first ``count % 10`` digits have one more).
     """
     generator = np.random.default_rng(seed)
-    layout = ImageFont.Layout.BASIC  # which every build of Pillow has
+    layout = ImageFont.Layout.BASIC  # every build of Pillow has this one
     faces = [ImageFont.truetype(str(path), 2 * CANVAS, layout_engine=layout) for path in fonts()]
     labels = generator.permutation(np.arange(count) % 10)
     images = np.empty((count, SIDE * SIDE), dtype=np.float32)
@@ -50,7 +50,7 @@ def glyphs(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _bitmap(face: ImageFont.FreeTypeFont, text: str, generator: np.random.Generator) -> np.ndarray:
-    """One character, zeros and ones of shape (CANVAS, CANVAS), that fills the height, or the width if it is wider."""
+    """One character as zeros and ones, shape (CANVAS, CANVAS), scaled to fill its height (or width, if wide)."""
     side = 4 * CANVAS
     page = Image.new("L", (side, side))
     stroke = int(generator.integers(0, 4))  # pixels added to each side of a line
@@ -71,9 +71,9 @@ def _bitmap(face: ImageFont.FreeTypeFont, text: str, generator: np.random.Genera
 
 
 def _warped(pixels: np.ndarray, matrix: np.ndarray, wobble: np.ndarray) -> np.ndarray:
-    """An image (H, W) mapped linearly about its centre, rows first, and displaced by a smooth field.
+    """An image (H, W), transformed by a matrix (in row, column) about its centre, and by a smooth displacement.
 
-    The field is made of white noise, ``wobble`` (2, H, W), and has a standard deviation of H / 60 pixels.
+    The displacement is white noise, ``wobble`` (2, H, W), smoothed and scaled to a standard deviation of H / 60 pixels.
     """
     height, width = pixels.shape
     smooth = np.stack([gaussian_filter(part, height / 12) for part in wobble])

@@ -1,12 +1,12 @@
 """Synthetic sentences about places: a small grammar in the form of the E2E challenge (Novikova, Dusek, Rieser 2017).
 
-A meaning representation (MR) lists slots and values, ``name[The Green Lantern], eatType[pub], food[Thai]``, and a
-reference says all of it in one or two sentences. There are two domains of the same kind: *public* (hotels, museums and
-shops) and *private* (restaurants). They share prices, areas and landmarks; food, customers and families are in the
-private domain alone, style, visitors and dogs in the public one alone. Nothing in it is real.
+A meaning representation (MR) lists slots and values, as ``name[The Green Lantern], eatType[pub], food[Thai]``, and a
+reference text expresses all of it in one or two sentences. There are two similar domains: *public* (hotels, museums and
+shops) and *private* (restaurants). Both have prices, areas and landmarks; only the private one has food, customers and
+families, only the public one style, visitors and dogs. Nothing is real.
 
-Our public weights and tokenizer are made of the public domain. ``python tools/weights/grammar.py`` writes the texts of
-the private one that two small tasks learn, ``data/texts/``, and the tokenizer.
+Our public weights and tokenizer are trained on the public domain. ``python tools/weights/grammar.py`` writes texts of
+the private one, for two small tasks, to ``data/texts/``, and the tokenizer.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Domain = Literal["public", "private"]
 WORDS = tomllib.loads(Path(__file__).with_name("grammar.toml").read_text(encoding="utf-8"))
 LONGEST_SENTENCE = 25  # words
 DOCUMENT_WORDS = range(40, 71)
-REFERENCES = 3  # different references to one meaning among the pairs
+REFERENCES = 3  # different references of an MR, in pairs
 _SLOTS_AT_LEAST, _ADJECTIVES_AT_MOST = 3, 2
 
 
@@ -40,8 +40,8 @@ def pairs(domain: Domain, count: int, seed: int, *, excluded: frozenset[str] = f
     """Synthetic pairs in random order; each MR has up to ``REFERENCES`` of them, all different.
 
     Args:
-        count: number of pairs, of far fewer MRs than the domain has.
-        excluded: MRs that may not occur, such as those of a test set.
+        count: number of pairs; it must need far fewer MRs than the domain has.
+        excluded: MRs to avoid, such as those of a test set.
     """
     found = instances(domain, -(-count // REFERENCES), seed, REFERENCES, excluded=excluded)
     flat = [Pair(meaning, reference) for meaning, references in found for reference in references][:count]
@@ -52,7 +52,7 @@ def pairs(domain: Domain, count: int, seed: int, *, excluded: frozenset[str] = f
 def instances(
     domain: Domain, count: int, seed: int, references: int, *, excluded: frozenset[str] = frozenset()
 ) -> list[tuple[str, list[str]]]:
-    """Distinct MRs, none of ``excluded``, each with ``references`` distinct texts."""
+    """``count`` distinct MRs, none in ``excluded``, each with ``references`` distinct texts."""
     generator = _generator("instances", domain, seed)
     found: dict[str, list[str]] = {}
     while len(found) < count:
@@ -67,21 +67,21 @@ def instances(
 
 
 def documents(domain: Domain, count: int, seed: int) -> list[str]:
-    """Synthetic reports about places, in the way of an abstract: aim, facts, finding and perhaps a conclusion.
+    """Synthetic reports about places, like abstracts: aim, facts, finding and perhaps a conclusion.
 
-    Each has two to four sentences and a number of words in ``DOCUMENT_WORDS``.
+    Each has two to four sentences, and a number of words in ``DOCUMENT_WORDS``.
     """
     generator = _generator("documents", domain, seed)
     return [_document(domain, generator) for _ in range(count)]
 
 
 def _generator(purpose: str, domain: Domain, seed: int) -> Random:
-    """Independent streams; text seeds are hashed by SHA-512, the same everywhere."""
+    """A generator for this purpose, seeded by a text, which Python hashes by SHA-512 on every machine."""
     return Random(f"{purpose}/{domain}/{seed}")
 
 
 def _slots(domain: Domain, generator: Random) -> dict[str, str]:
-    """Random slots and their values, name and type among them, in the domain's order."""
+    """Random slots and values, always with name and type, in the domain's order."""
     known = WORDS[domain]
     chosen = {"name": generator.choice(known["names"]), known["type_slot"]: generator.choice(known["types"])}
     attributes = list(known["slots"])
@@ -90,7 +90,7 @@ def _slots(domain: Domain, generator: Random) -> dict[str, str]:
 
 
 def _text(domain: Domain, slots: Mapping[str, str], generator: Random) -> str:
-    """One or two sentences, drawn again while one of them is too long."""
+    """One or two sentences; drawn again until none is too long."""
     while True:
         sentences = _sentences(domain, slots, generator)
         if all(len(sentence.split()) <= LONGEST_SENTENCE for sentence in sentences):
@@ -98,7 +98,7 @@ def _text(domain: Domain, slots: Mapping[str, str], generator: Random) -> str:
 
 
 def _sentences(domain: Domain, slots: Mapping[str, str], generator: Random) -> list[str]:
-    """Each attribute is said before the noun, after it, as a place, or in a clause; the clauses left over follow."""
+    """Sentences that put each attribute before the noun, after it, into a place or a clause; other clauses follow."""
     known = WORDS[domain]
     forms = {slot: known["slots"][slot][slots[slot]] for slot in known["slots"] if slot in slots}
     places = [generator.choice(forms.pop(slot)[2]) for slot in ("area", "near") if slot in slots]
@@ -106,7 +106,7 @@ def _sentences(domain: Domain, slots: Mapping[str, str], generator: Random) -> l
     adjectives: list[str] = []
     clauses: list[str] = []
     phrase = ""
-    # The nearer to the noun the later, "a cheap Greek pub": so the private domain's food, which is first, is put last.
+    # Food (in the private domain first) comes last, so that it stands next to the noun: "a cheap Greek pub".
     for slot in sorted(forms, key=lambda slot: slot == "food"):
         before, after, behind = forms[slot]
         role = generator.choice(("adjective", "clause", "phrase"))
@@ -159,7 +159,7 @@ def _capitalised(text: str) -> str:
 
 
 def restaurants() -> Texts:
-    """Pairs about restaurants; no MR of the test part is in the training part."""
+    """Pairs about restaurants; no MR is in both parts."""
     test = instances("private", 100, seed=1, references=4)
     train = pairs("private", 6000, seed=0, excluded=frozenset(meaning for meaning, _ in test))
     return table_to_text(train, test, "synthetic: restaurants of a grammar")
@@ -174,8 +174,8 @@ def reports() -> Texts:
 def public_tokenizer() -> PreTrainedTokenizerFast:
     """Byte-level byte-pair encoding (Sennrich et al. 2016; Radford et al. 2019), which encodes any text.
 
-    Its 600 tokens are four special ones, 256 bytes, and merges. It is trained on public text only: a vocabulary made
-    from private text would tell of it without any privacy.
+    Its 600 tokens are four special ones, 256 bytes, and merges. It is trained on public text only: a vocabulary from
+    private text would reveal that text.
     """
     texts = [text for pair in pairs("public", 6000, seed=0) for text in (pair.meaning, pair.reference)]
     texts += documents("public", 1000, seed=0)

@@ -1,7 +1,7 @@
 """Public pre-training of our small models, without privacy: ``python tools/weights/pretrain.py RECIPE``.
 
-The result is kept in data/checkpoints. An interrupted run goes on from its last whole epoch, and ends in the same
-weights.
+The result is written to data/checkpoints. An interrupted run continues after its last complete epoch, and gives the
+same weights.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ from hyfreedp.experiments.tasks.scores import evaluate
 from hyfreedp.pytorch.devices import CPU
 
 GLYPHS, HELD_OUT_GLYPHS = 20_000, 2_000
-PUBLIC_SEED = 10  # not that of the tokenizer's texts
+PUBLIC_SEED = 10  # other texts than the tokenizer's
 _MORE_PACKAGES = ("timm", "safetensors", "matplotlib", "pillow", "transformers", "tokenizers")
 
 
 class Corpus(NamedTuple):
-    """Public data: features and labels of a training part and of a held-out one, and where they come from."""
+    """Public data: features and labels of a training and a held-out part, and where they come from."""
 
     train: tuple[Tensor, Tensor]
     held_out: tuple[Tensor, Tensor]
@@ -56,14 +56,14 @@ class Corpus(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class _Recipe:
-    """What both kinds of recipes have.
+    """The settings of both kinds of recipes.
 
     Attributes:
-        model: its name, with fresh weights.
-        corpus: gives the public data.
-        epochs, batch_size: passes over the training part, in random order.
-        learning_rate: highest one of a one-cycle schedule, with AdamW.
-        one_thread: of a CPU, so that the weights do not depend on the number of its cores.
+        model: the name of an architecture with random weights.
+        corpus: loads the public data.
+        epochs: number of passes over the training part, each in random order.
+        learning_rate: the highest one of a one-cycle schedule, with AdamW.
+        one_thread: use one thread of a CPU, so that the weights do not depend on its number of cores.
     """
 
     model: str
@@ -77,18 +77,18 @@ class _Recipe:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """All but the data, as plain values."""
+        """All settings but the data, as plain values."""
         return {name: value for name, value in vars(self).items() if name != "corpus"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe(_Recipe):
-    """One pre-training run of a classifier, of ``MODELS``.
+    """Pre-training of a classifier in ``MODELS``.
 
     Attributes:
-        classes: of the public data.
-        label_smoothing: as usual for ViTs, like the weight decay.
-        pad: pixels by which images are shifted at random, at most; they are also mirrored. 0: neither.
+        classes: number of classes of the public data.
+        label_smoothing: of the cross-entropy.
+        pad: images are shifted at random by up to so many pixels, and mirrored or not; 0: neither.
     """
 
     classes: int
@@ -99,28 +99,28 @@ class Recipe(_Recipe):
         """The model before the first step."""
         features = corpus.train[0][0].numel()
         model = make_model(self.model, "full", features=features, classes=self.classes, seed=self.seed)
-        # A classifier that is not zero: behind zeros, nothing else would learn from the first step.
+        # The classifier must not be zero, or all other gradients would be zero in the first step.
         generator = torch.Generator().manual_seed(self.seed)
         with torch.no_grad():
             head(model).weight.normal_(std=0.02, generator=generator)
         return model
 
     def loss(self, model: nn.Module, batch: Tensor, truth: Tensor, step: int) -> Tensor:
-        """Mean loss of a batch, whose images are moved about as the step's random numbers say."""
+        """Mean loss of a batch, with random shifts that depend on ``step``."""
         if self.pad:
             batch = shifted(batch, self.pad, np.random.default_rng([self.seed, step, 1]))
         return F.cross_entropy(model(batch), truth, label_smoothing=self.label_smoothing)
 
     def score(self, model: nn.Module, held_out: tuple[Tensor, Tensor]) -> float:
-        """The share of right predictions."""
+        """The share of correct predictions."""
         return evaluate(model, TensorDataset(*held_out), 1024).accuracy
 
 
 @dataclass(frozen=True, kw_only=True)
 class LanguageRecipe(_Recipe):
-    """One pre-training run of a language model, of ``LANGUAGE_MODELS``.
+    """Pre-training of a language model in ``LANGUAGE_MODELS``.
 
-    ``task`` is one in ``LANGUAGE_TASKS`` whose loss it is trained by, on public texts in place of the private ones.
+    ``task``, a name in ``LANGUAGE_TASKS``, is the task that it is evaluated as, on public texts.
     """
 
     task: str
@@ -133,12 +133,12 @@ class LanguageRecipe(_Recipe):
         return make_language_model(self.model, "full", seed=self.seed)
 
     def loss(self, model: nn.Module, batch: Tensor, truth: Tensor, step: int) -> Tensor:
-        """Mean over target tokens."""
+        """Mean cross-entropy over the batch's target tokens."""
         losses, targets = token_losses(model, *shortened(batch, truth))
         return losses.sum() / targets.sum()
 
     def score(self, model: nn.Module, held_out: tuple[Tensor, Tensor]) -> float:
-        """The share of target tokens predicted right."""
+        """The share of target tokens predicted correctly."""
         return LANGUAGE_TASKS[self.task].evaluate(model, TensorDataset(*held_out), self.model).accuracy
 
 
@@ -177,11 +177,11 @@ RECIPES: dict[str, Recipe | LanguageRecipe] = {
 
 
 def pretrain(name: str, recipe: Recipe | LanguageRecipe, folder: Path, device: torch.device = CPU) -> float:
-    """Train, and write the checkpoint ``name`` to ``folder``; the accuracy on the held-out part of what is stored."""
+    """Train, write the checkpoint ``name`` to ``folder``, and return the held-out accuracy of the stored weights."""
     corpus = recipe.corpus()
     model = recipe.start(corpus)
     model.to(device)
-    checkpoint = folder / f".{name}-{key_of(recipe.settings)}.ckpt"  # another recipe starts afresh
+    checkpoint = folder / f".{name}-{key_of(recipe.settings)}.ckpt"  # changed settings start anew
     with one_thread() if recipe.one_thread else nullcontext():
         seconds = _train(model, recipe, corpus, checkpoint)
         round_to_stored(model)
@@ -202,7 +202,7 @@ def pretrain(name: str, recipe: Recipe | LanguageRecipe, folder: Path, device: t
 
 
 def _train(model: nn.Module, recipe: Recipe | LanguageRecipe, corpus: Corpus, path: Path) -> float:
-    """Returns the seconds that it took; after each epoch the state is kept in ``path``."""
+    """Train in place, with a checkpoint at ``path`` after each epoch; returns the seconds that it took."""
     device = next(model.parameters()).device
     features, labels = corpus.train
     per_epoch = len(labels) // recipe.batch_size
@@ -231,7 +231,7 @@ def _train(model: nn.Module, recipe: Recipe | LanguageRecipe, corpus: Corpus, pa
 
 
 def shifted(images: Tensor, pad: int, random: np.random.Generator) -> Tensor:
-    """Each image (of B, C, H, W) shifted by up to ``pad`` pixels either way, zeros moving in, and mirrored or not."""
+    """Images (B, C, H, W), each shifted at random by up to ``pad`` pixels (zeros fill the gap), and mirrored or not."""
     count, _, height, width = images.shape
     padded = F.pad(images, (pad, pad, pad, pad))
     top, left = (random.integers(0, 2 * pad + 1, count) for _ in range(2))
@@ -242,11 +242,10 @@ def shifted(images: Tensor, pad: int, random: np.random.Generator) -> Tensor:
 
 
 def save(name: str, model: nn.Module, recipe: dict[str, Any], folder: Path) -> None:
-    """Write ``<name>.safetensors``, all weights but the classifier's, and then ``<name>.json``.
+    """Write all weights but the classifier's to ``<name>.safetensors``, in half precision, and ``<name>.json``.
 
     Args:
-        model: a ViT of ``MODELS``.
-        recipe: how it was made; the checksum and the number of parameters are added.
+        recipe: how the weights were made; checksum and number of parameters are added in the JSON.
         folder: made if it does not exist.
     """
     stored = {
@@ -263,7 +262,7 @@ def save(name: str, model: nn.Module, recipe: dict[str, Any], folder: Path) -> N
 
 
 def round_to_stored(model: nn.Module) -> None:
-    """Round in place all weights but the classifier's to what :func:`save` keeps of them."""
+    """Round, in place, all weights but the classifier's to half precision, as :func:`save` stores them."""
     for key, value in model.state_dict().items():
         if not key.startswith(weights.HEAD):
             value.copy_(value.half())
