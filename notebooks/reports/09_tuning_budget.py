@@ -242,6 +242,8 @@ for (above, below), (base, title) in zip(axes.T, rate_map.TITLES.items(), strict
     automatic = accuracies[base]["constant"].droplevel("clipping_threshold").to_frame("automatic").T
     sns.heatmap(vanilla, ax=above, **look)
     sns.heatmap(automatic, ax=below, **look)
+    for number in (*above.texts, *below.texts):
+        number.set_color("black" if float(number.get_text()) > 60 else "white")
     found, rates = rate_map.learned_rate(results, base), np.log10(vanilla.columns)
     levels = vanilla.index[vanilla.index <= 10]  # above, little is clipped, and no rate is equivalent
     equivalent = np.log10([found / level if base == "sgd" else found for level in levels])
