@@ -118,7 +118,7 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
                 from the losses of its records (see :mod:`hyfreedp.gradients.plain`).
             RuntimeError: another process failed; or the process was forked after the run was made.
 
-        NaN and infinite losses count as the largest, gradients that are not finite as zero. If all records have such,
+        NaN and +infinity count as the largest loss, gradients that are not finite as zero. If all records have such,
         the step is made of noise alone; only ``diagnostics=True`` warns of it, since the warning is not private.
 
         If a probe raises an error, the step is made at the old rate, and counted. If an error occurs between a look and

@@ -214,7 +214,7 @@ class Statement:
 def total_epsilon(runs: Sequence[Any], delta: float) -> float:
     """Epsilon at ``delta`` of several runs on the same records together, by privacy loss distributions.
 
-    It is smaller than the sum of their epsilons, and holds at ``delta``, not at the sum of their deltas. A run may use
+    It is mostly less than the sum of their epsilons, and holds at ``delta``, not at the sum of deltas. A run may use
     what earlier ones released, but budgets, batch sizes and lengths of all runs must be fixed before the first.
 
     Args:
