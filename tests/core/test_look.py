@@ -115,6 +115,26 @@ def test_the_rows_of_a_table_are_inputs_of_which_a_record_has_few():
     assert optimizer.eta == pytest.approx(first) and twin.first() == pytest.approx(first)
 
 
+def test_only_norms_that_are_trained_and_fresh_tell_that_a_table_is_a_transformers():
+    """Not a frozen norm, one of another width, or one without weights; nor if another of this width is pre-trained."""
+    norm, rms, trained = torch.nn.LayerNorm, torch.nn.RMSNorm, torch.nn.LayerNorm(6)
+    torch.nn.init.normal_(trained.weight)
+    table, half, root = torch.nn.Embedding(10**6, 6, device="meta"), 10**6 / 2, 10**3
+    for norms, rows, vectors in [
+        ([norm(6)], half, 2),
+        ([rms(6), norm(6).requires_grad_(False)], half, 1),
+        ([norm(6).requires_grad_(False)], root, 0),
+        ([norm(7)], root, 2),
+        ([norm((2, 6)), rms(6, elementwise_affine=False)], root, 12),
+        ([norm(6), trained], root, 4),
+        ([trained, norm(7)], root, 4),
+    ]:
+        model = torch.nn.ModuleList([table, *norms])
+        first, parameters = 6 / math.sqrt(rows + vectors), trainable(model)
+        twin = reference.Looks(model, torch.optim.AdamW(parameters), 16, 0.0, None, lambda share: 1.0)
+        assert (look.public_start(parameters, [*model.modules()]), 4 * twin.first()) == pytest.approx((first, first))
+
+
 def test_a_model_whose_norms_tell_that_it_was_trained_starts_lower():
     """Their scales differ. Those of the first step count, if they are trained; a run goes on from the start it had."""
 
