@@ -239,7 +239,7 @@ def _versions(rows: pd.DataFrame) -> str:
     told = []
     for version, number in counts.items():
         names = ", ".join(versions.index[(versions == {version}) & (version != counts.index[0])])
-        told.append(f"{version} ({number:,}: all of {names})" if names else f"{version} ({number:,})")
+        told.append(f"{version} ({number:,}, with all of {names})" if names else f"{version} ({number:,})")
     return f"Versions, with their numbers of runs: {'; '.join(told)}."
 
 
