@@ -68,7 +68,8 @@ def judged(table: pd.DataFrame) -> list[Verdict]:
 def sentence(today: pd.DataFrame) -> str:
     """The sentence in README on preset robust."""
     row = summary(gaps(differences(places(), today))).loc[CONTENDERS["today"]]
-    return f"{row['mean']:+.1f} points from the best of a search in the mean, within one at {row['within 1 (%)']:.0f} %"
+    share = f"{row['within 1 (%)']:.0f} %"
+    return f"{row['mean']:+.1f} points from the best of a search in the mean, at most one behind at {share}"
 
 
 if __name__ == "__main__":
