@@ -61,8 +61,8 @@ def check_plain_loss(samples: StepBatch, key: bytes) -> bool:
         if (plain := batch_loss(all_rows)) is None:
             return True
         try:
-            begin = lambda piece, attempt: seed_random_states(key, engine.device)  # noqa: E731
-            alone = engine.losses(samples.loss, Partition([Piece(group)], begin)).to(plain)
+            records = Partition([Piece(group)], lambda piece, attempt: seed_random_states(key, engine.device))
+            alone = engine.losses(samples.loss, records).to(plain)
         except Refused:
             raise
         except Exception as error:

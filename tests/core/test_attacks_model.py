@@ -298,7 +298,10 @@ def test_tokens_that_cancel_do_not_hide_a_norm(magnitude, clipping):
     """Half of the tokens undo the other half but for rounding; the factor came out up to 3,500 times too large."""
     inner, norm, head = nn.Linear(768, 64), nn.LayerNorm(64), nn.Linear(64, 10)
     engine = GradientEngine(nn.ModuleList([inner, norm, head]), clipping)
-    loss = lambda batch: F.cross_entropy(head(norm(inner(batch[0]).mean(1))), batch[1], reduction="none")  # noqa: E731
+
+    def loss(batch):
+        return F.cross_entropy(head(norm(inner(batch[0]).mean(1))), batch[1], reduction="none")
+
     total(engine, loss, torch.randn(4, 16, 768), torch.arange(4))
     assert engine.fallback_reason is None
     for k in range(12):
@@ -339,7 +342,10 @@ def test_squares_that_underflow_do_not_hide_a_norm(tokens, clipping):
     """A huge input and a tiny gradient, whose squares are infinite and zero: their product is neither."""
     layer = nn.Linear(8, 10_000, bias=False)
     engine = GradientEngine(layer, clipping)
-    loss = lambda batch: (batch[1][:, None, None] * layer(batch[0])).flatten(1).sum(1)  # noqa: E731
+
+    def loss(batch):
+        return (batch[1][:, None, None] * layer(batch[0])).flatten(1).sum(1)
+
     total(engine, loss, torch.randn(4, tokens, 8), torch.ones(4))
     for size, weight in ((1e18, 2e-23), (1e15, 1e-22), (1e19, 1e-23), (1e-18, 1e15)):
         moved = total(engine, loss, torch.full((1, tokens, 8), size), torch.tensor([weight]))

@@ -135,7 +135,10 @@ def test_a_device_may_add_rows_in_any_order(monkeypatch) -> None:
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_record_that_is_not_finite_leaves_the_others_theirs_where_raw_inputs_meet_parameters(value) -> None:
     """Carried back with others' zeros it took all 200 clips."""
-    forward = lambda m, x, ids: (m.layer(x * m.norm.weight) + m.table(ids)).square().sum(1)  # noqa: E731
+
+    def forward(m: nn.Module, x: Tensor, ids: Tensor) -> Tensor:
+        return (m.layer(x * m.norm.weight) + m.table(ids)).square().sum(1)
+
     model = Built(forward, layer=nn.Linear(4, 3), norm=nn.LayerNorm(4), table=nn.Embedding(5, 3)).train()
     x, ids = torch.randn(8, 4), torch.arange(8) % 5
     engine = GradientEngine(model, AutomaticClipping())
@@ -170,7 +173,10 @@ def test_the_gradient_of_a_record_is_the_mean_of_its_views(views, build) -> None
     example, rows, clipping = build(), torch.tensor([0, 3, 1, 4, 2, 0]), AutomaticClipping()
     batch = tuple(tensor[rows % len(tensor)] for tensor in example.batch)
     gradients = Example(example.model, batch, example.loss).gradients().unflatten(0, (-1, views)).mean(1)
-    mean = lambda model, *record: example.loss(model, *(tensor.squeeze(0) for tensor in record)).mean()  # noqa: E731
+
+    def mean(model: nn.Module, *record: Tensor) -> Tensor:
+        return example.loss(model, *(tensor.squeeze(0) for tensor in record)).mean()
+
     records = Example(example.model, tuple(tensor.unflatten(0, (-1, views)) for tensor in batch), mean)
     engine = GradientEngine(example.model, clipping)
     norms, total = records.by_engine(engine)
