@@ -130,7 +130,6 @@ class LossSearch(RateLearner):
         result = ProbeResult(
             eta_probed=eta,
             eta_next=decision.eta,
-            distance=eta,
             accepted=decision.accepted,
             reason=decision.reason,
             slope=fit.slope,

@@ -14,8 +14,8 @@ class ProbeResult:
     """What a probe released and what was decided from it.
 
     Attributes:
-        eta_probed, eta_next: the learning rate before and after, without decay.
-        distance: h: the losses were released at w, w - h G and w + h G, with G the update direction.
+        eta_probed, eta_next: the learning rate before and after, without decay. Losses were released at w and at
+            w - eta_probed G and w + eta_probed G, with G the update direction.
         accepted, reason: whether the rule used the fit, and why.
         slope, curvature: b and a of the noisy parabola; ``slope_std``, ``curvature_std``: their standard errors.
         private_loss, loss_threshold: the released mean loss at w; the R_l at which losses were clipped.
@@ -23,7 +23,6 @@ class ProbeResult:
 
     eta_probed: float
     eta_next: float
-    distance: float
     accepted: bool
     reason: str
     slope: float
@@ -86,7 +85,8 @@ def raw_values(losses: Tensor, norms: Tensor, probed: Tensor | None) -> dict[str
     """Diagnostics of one step, NOT private. Threat model: RAW.
 
     Computed from per-sample losses at w and gradient norms, shape ``(B,)``, and in steps with a probe from the losses
-    at (w - hG, w, w + hG), shape ``(3, B)``. Warns if no sample has a finite loss and gradient: the step is only noise.
+    at (w - eta G, w, w + eta G), shape ``(3, B)``. Warns if no sample has a finite loss and gradient, so that the step
+    is made of noise alone.
     """
     values = {
         "batch_size": float(losses.numel()),

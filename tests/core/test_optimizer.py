@@ -100,7 +100,7 @@ def test_epsilon_grows_to_the_target_and_empty_batches_count(preset):
 # -- what is told ------------------------------------------------------------------------------------------------------
 
 STEP_KEYS = {"step", "eta"}
-PROBE_KEYS = STEP_KEYS | {"eta_probed", "eta_next", "distance", "accepted", "reason", "private_loss", "loss_threshold"}
+PROBE_KEYS = STEP_KEYS | {"eta_probed", "eta_next", "accepted", "reason", "private_loss", "loss_threshold"}
 PROBE_KEYS |= {"slope", "curvature", "slope_std", "curvature_std"}
 LOOK_KEYS = STEP_KEYS | {"rates", "margins", "margin_std", "chosen", "eta_next", "along"}
 RAW_KEYS = {f"not_private_{name}" for name in ("batch_size", "mean_loss", "mean_gradient_norm", "non_finite_samples")}
