@@ -12,6 +12,7 @@ from torch import Tensor
 from hyfreedp.gradients.step_batch import StepBatch
 from hyfreedp.noise import NoiseGenerator
 from hyfreedp.processes.group import Processes
+from hyfreedp.pytorch.base_optimizer import BaseOptimizer
 from hyfreedp.pytorch.records import LookResult, ProbeResult
 
 
@@ -92,14 +93,14 @@ class RateLearner:
 
 
 class FixedRate(RateLearner):
-    """Uses the base optimizer's own rate, which ``rate()`` returns; nothing is released for it."""
+    """Uses the base optimizer's own rate; nothing is released for it."""
 
-    def __init__(self, rate: Callable[[], float]) -> None:
-        self._rate = rate
+    def __init__(self, base: BaseOptimizer) -> None:
+        self._base = base
 
     @property
     def eta(self) -> float:
-        return self._rate()
+        return self._base.eta
 
     def __repr__(self) -> str:
         return "a fixed rate"

@@ -27,7 +27,7 @@ from hyfreedp.gradients.step_batch import StepBatch, Weights
 from hyfreedp.gradients.validate import check_module
 from hyfreedp.learner import BatchView, FixedRate, RateLearner
 from hyfreedp.noise import NoiseGenerator
-from hyfreedp.preset import RunPlan
+from hyfreedp.preset import Preset
 from hyfreedp.privatize import privatize_gradient
 from hyfreedp.processes.group import Processes
 from hyfreedp.pytorch.base_optimizer import BaseOptimizer
@@ -35,6 +35,7 @@ from hyfreedp.pytorch.layers import layers_of
 from hyfreedp.pytorch.records import StepRecord, raw_values
 from hyfreedp.pytorch.wrapper import OptimizerWrapper, Unprepared, check_arguments, run_step_hooks
 from hyfreedp.run_state import RunState
+from hyfreedp.schedule import decay_factor
 from hyfreedp.statement import Statement
 
 _TRAINED: WeakSet[nn.Module] = WeakSet()  # models and layers that private steps of this process have trained
@@ -50,7 +51,8 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
 
     Args:
         optimizer: the base optimizer, over exactly the trainable parameters of ``module``.
-        plan: what each step releases, and with how much noise.
+        preset: the settings of the run.
+        split: what each step releases, and with how much noise.
         gradient_engine: clips and sums the per-sample gradients of ``module``.
         rate_learner: learns the rate; None: the base optimizer's own rates are used.
         sampler: the Poisson sampler of the loader whose batches :meth:`step` takes.
@@ -63,7 +65,8 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
         optimizer: torch.optim.Optimizer,
         *,
         module: nn.Module,
-        plan: RunPlan,
+        preset: Preset,
+        split: NoiseSplit,
         gradient_engine: GradientEngine,
         rate_learner: RateLearner | None,
         sampler: PoissonSampler,
@@ -74,25 +77,21 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
         processes: Processes,
     ) -> None:
         super().__init__(optimizer)
-        self.module, self.plan = module, plan
+        self.module, self.preset, self.ledger = module, preset, PrivacyLedger(split)
         self._sampler, self._sampled = sampler, not without_guarantee
+        self._base = BaseOptimizer(optimizer, module, learned=split.probe != "none", decays=preset.decay != "none")
         self.gradient_engine = gradient_engine
-        self.rate_learner = rate_learner or FixedRate(
-            lambda: self._base.eta if plan.decays else float(self.param_groups[0]["lr"])
-        )
-        self.ledger = PrivacyLedger(plan.split)
+        self.rate_learner = rate_learner or FixedRate(self._base)
         self.expected_batch_size = sampler.sample_rate * sampler.num_records
         self.max_physical_batch_size = max_physical_batch_size
         self.diagnostics = diagnostics
         self.processes = processes
-        self._base = BaseOptimizer(optimizer, module, plan.learns_rate, plan.decays)
         self._generator = generator
         self._run = RunState(
             module, self._base, self.rate_learner, self.ledger, sampler, generator, self._describe(), self.processes
         )
         self._wired_by = os.getpid()
         self._loss_compared = False  # whether check_plain_loss is done
-        self._warned_of_training = self._warn_if_trained()
 
     # -- Algorithm 1 ---------------------------------------------------------------------------------------------------
 
@@ -111,6 +110,9 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
                 multiplies the clipped gradient, the vote, and the loss of a line search. A weight inside ``loss`` has
                 little effect, since gradients are normalised.
 
+        Warns:
+            UserWarning: at the first step, if a private run of this process has trained a layer of the model.
+
         Raises:
             BudgetExhausted: all planned steps are done, or the step was already released with other data.
             ValueError, TypeError: the model is in eval mode, one of its layers now mixes samples or keeps raw
@@ -127,20 +129,31 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
         t, learner = self.ledger.steps, self.rate_learner
         look = probe = probed = None
         self._begin(t)
-        asks = self.split.probe if self.split.is_probe_step(t) else "none"  # what this step releases beside a gradient
+        kind = self.split.probe if self.split.is_probe_step(t) else "none"  # of the release beside the gradient's
         try:
             with self.processes.all_or_none():
-                samples = self._samples(t, loss, batch, weights)
-            if asks == "look":
+                self._check(t, loss, batch)
+                samples = StepBatch(
+                    loss,
+                    batch,
+                    self.gradient_engine,
+                    max_physical_batch_size=self.max_physical_batch_size,
+                    generator=self._generator.child("torch", t, self.processes.rank),
+                    coins=self._generator.child("coins", t).key,
+                    weights=weights,
+                )
+                if not self._loss_compared:
+                    self._loss_compared = check_plain_loss(samples, self._generator.child("plain", t).key)
+            if kind == "look":
                 look = learner.vote_before_step(self._view(t, samples, "look"))
             with self.processes.all_or_none():
                 pieces = samples.new_pass()
                 losses, norms = self.gradient_engine.add(samples.loss, pieces, samples.weights)  # lines 2 and 3
             self._release_gradient(t)  # line 4
-            eta = learner.eta * self.plan.rate_factor(t)
+            eta = learner.eta * decay_factor(t, self.split.steps, self.preset.decay, self.preset.decay_start)
             if math.isnan(eta):  # no rate is known yet, since all gradients so far were zero
                 eta = 0.0
-            if asks == "losses":
+            if kind == "losses":
                 move = self._base.step_along(eta)  # line 5
                 view = self._view(t, samples, "probe")
                 try:
@@ -165,7 +178,7 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
         return record
 
     def _begin(self, t: int) -> None:
-        """Prepare step t, or refuse it, before the batch is used."""
+        """Prepare step t, or refuse it, before the batch is looked at."""
         if os.getpid() != self._wired_by:
             raise RuntimeError(
                 "this run was wired before the process was forked, so parent and child would release with the same "
@@ -173,14 +186,18 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
             )
         self.processes.check_joined()
         self.ledger.check()
-        if t == 0 and not self._warned_of_training:  # another run may have trained the model since
-            self._warned_of_training = self._warn_if_trained()
+        if t == 0 and any(layer in _TRAINED for layer in layers_of(self.module)):
+            warnings.warn(
+                "this model was trained privately before: epsilon of the new run does not include that run's. Make "
+                "model and optimizer anew, or add the two",
+                stacklevel=4,
+            )
         self._base.sync_scheduler()
         self.rate_learner.on_step_start(t)
         self._clear()
 
-    def _samples(self, t: int, loss: Loss, batch: Any, weights: Weights) -> StepBatch:
-        """The batch with its loss, after all checks of model and batch."""
+    def _check(self, t: int, loss: Loss, batch: Any) -> None:
+        """Refuse step t if model, loss or batch are not what a private step takes."""
         if not self.module.training:
             raise ValueError("the model must be in train mode: call model.train() before optimizer.step")
         check_module(self.module)
@@ -194,18 +211,6 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
                     "state of the run, or begin it again"
                 )
             self.sampler.check_drawn(batch_length(batch))
-        samples = StepBatch(
-            loss,
-            batch,
-            self.gradient_engine,
-            max_physical_batch_size=self.max_physical_batch_size,
-            generator=self._generator.child("torch", t, self.processes.rank),
-            coins=self._generator.child("coins", t).key,
-            weights=weights,
-        )
-        if not self._loss_compared:
-            self._loss_compared = check_plain_loss(samples, self._generator.child("plain", t).key)
-        return samples
 
     def _view(self, t: int, samples: StepBatch, what: Literal["look", "probe"]) -> BatchView:
         """The batch of step t as the rate learner sees it, for a look before the gradient or a probe after it."""
@@ -246,17 +251,6 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
         self._base.clear_gradients()
         self.gradient_engine.clear()
 
-    def _warn_if_trained(self) -> bool:
-        """Whether a private run of this process has trained layers of the model; warns if so."""
-        trained_before = any(layer in _TRAINED for layer in layers_of(self.module))
-        if trained_before:
-            warnings.warn(
-                "this model was trained privately before: epsilon of the new run does not include that run's. Make "
-                "model and optimizer anew, or add the two",
-                stacklevel=5,
-            )
-        return trained_before
-
     # -- the state of a run --------------------------------------------------------------------------------------------
 
     @property
@@ -267,7 +261,7 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
     @property
     def split(self) -> NoiseSplit:
         """The noise multipliers of the run, and which of its steps have a probe or look."""
-        return self.plan.split
+        return self.ledger.split
 
     @property
     def sampler(self) -> PoissonSampler:
@@ -353,15 +347,15 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
             "expected batch size": repr(self.expected_batch_size),
             "clipping": repr(self.gradient_engine.clipping),
             "rate learner": repr(self.rate_learner),
-            "learning rate": "learned" if self.plan.learns_rate else repr(self._base.eta),
-            "decay": f"{self.plan.preset.decay} from {self.plan.preset.decay_start!r}",
+            "learning rate": repr(self._base.eta) if self.split.probe == "none" else "learned",
+            "decay": f"{self.preset.decay} from {self.preset.decay_start!r}",
             **self._base.settings(),
             "noise": "secure" if self._generator.secure else "standard",
         }
 
     def __repr__(self) -> str:
         """Optimizer, progress, rate, clipping and noise. Threat model: WR."""
-        learned = f"learned from {self.split.probe}" if self.plan.learns_rate else "fixed"
+        learned = "fixed" if self.split.probe == "none" else f"learned from {self.split.probe}"
         return (
             f"{type(self).__name__}({type(self.base).__name__}, step {self.ledger.steps} of {self.split.steps}, "
             f"eta {self.eta:.3g} ({learned}), clipping {self.gradient_engine.clipping},\n"

@@ -161,7 +161,7 @@ class PrivateTrainer(Trainer):
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         """The scheduler of the arguments; if the rate is learned, one that does nothing."""
-        if self.private is None or not self.private.plan.learns_rate:
+        if self.private is None or self.private.split.probe == "none":
             return super().create_scheduler(num_training_steps, optimizer)
         self.lr_scheduler = _Learned(self.optimizer)
         return self.lr_scheduler

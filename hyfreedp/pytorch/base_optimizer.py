@@ -32,7 +32,6 @@ class BaseOptimizer:
         decays: whether the run itself lowers the rate.
 
     Attributes:
-        eta: initial rate of the first parameter group.
         follows: whether steps use the groups' own rates (as a scheduler sets them) instead of the one given.
         parameters: the trainable ones, in the order of the groups.
 
@@ -40,7 +39,7 @@ class BaseOptimizer:
         ValueError: a rate is not positive.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, module: nn.Module, learned: bool, decays: bool) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, module: nn.Module, *, learned: bool, decays: bool) -> None:
         self.optimizer = optimizer
         before: BaseOptimizer | None = getattr(optimizer, "_private_owner", None)
         rates = _rates_of(optimizer)
@@ -52,7 +51,6 @@ class BaseOptimizer:
         self._rates: list[float] = rates
         if not all(rate > 0 for rate in rates):
             raise ValueError(f"optimizer must have positive learning rates (their ratios are kept), got {rates}")
-        self.eta = rates[0]
         self.follows = not (learned or decays)
         self._learned = learned
         self.parameters = trainable(optimizer)
@@ -64,6 +62,11 @@ class BaseOptimizer:
         if before is None:
             optimizer.register_step_pre_hook(_refuse_raw_steps)
         optimizer._private_owner = self  # type: ignore[attr-defined]
+
+    @property
+    def eta(self) -> float:
+        """The first group's initial rate, or its current one if the optimizer ``follows`` a scheduler."""
+        return float(self.optimizer.param_groups[0]["lr"]) if self.follows else self._given[0]
 
     def check(self) -> None:
         """Refuse a model whose trainable parameters have changed, and an optimizer that another run has taken over.
