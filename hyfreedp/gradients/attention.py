@@ -48,8 +48,11 @@ def _projected(q: Tensor, k: Tensor, v: Tensor, weight: Tensor, bias: Tensor | N
 
 def _entered(function: Any, **replaced: Any) -> Any:
     """A Python function of torch, such that a pass intercepts each of its operations; some may be ``replaced``."""
-    names = function.__globals__ | {"has_torch_function": lambda tensors: False} | replaced
+    checks = dict.fromkeys(("has_torch_function", "has_torch_function_variadic"), lambda *tensors: False)
+    names = function.__globals__ | checks | replaced
     return FunctionType(function.__code__, names, function.__name__, function.__defaults__)
 
 
 composed(_entered(F.multi_head_attention_forward, _in_projection_packed=_projected), F.multi_head_attention_forward)
+for _function in (F.gaussian_nll_loss, F.triplet_margin_with_distance_loss):  # one asks for values, one calls back
+    composed(_entered(_function), _function)

@@ -129,6 +129,7 @@ composed(_mapped_if(lambda input, *_, **named: input.dim() > 0), torch.roll, Ten
 _is_system = _mapped_if(lambda A, B, **named: A.dim() <= B.dim() or A.shape[:-1] == B.shape)
 composed(_is_system, torch.linalg.solve, torch.linalg.solve_ex)
 composed(_embedding_of_samples, F.embedding)
+composed(Tensor.all, torch._is_all_true)  # which functorch maps wrongly; torch.distributions check arguments by it
 
 
 # -- normalisation: copies of its small parameters would take passes over all activations ------------------------------
@@ -227,11 +228,15 @@ def _cross_entropy(one_pass: Pass, func: Any, input: Any, target: Any, weight: A
     reduction = named.pop("reduction", "mean")
     if x is not None and y is not None and x.dim() == 2 and y.dim() >= 2:
         raise RuntimeError(f"input of shape {tuple(input.shape)} and target of shape {tuple(target.shape)}")
-    if x is None or y is None or x.dim() < 3 or y.is_floating_point() or weight is not None:
+    if x is None or y is None or x.dim() < 3 or y.is_floating_point():
         return NotImplemented
-    losses = func(x.flatten(0, 1), y.flatten(0, 1), reduction="none", **named).unflatten(0, x.shape[:2])
+    if weight is not None and (is_wrapped(weight) or one_pass.is_trained(weight)):
+        return NotImplemented
+    losses = func(x.flatten(0, 1), y.flatten(0, 1), weight, reduction="none", **named).unflatten(0, x.shape[:2])
     if reduction != "none":
         losses = losses.flatten(1).sum(1)
     if reduction == "mean":
-        losses = losses / (y != named.get("ignore_index", -100)).flatten(1).sum(1)
+        counted = y != named.get("ignore_index", -100)
+        weights = counted if weight is None else weight[y.where(counted, 0)] * counted
+        losses = losses / weights.flatten(1).sum(1)
     return one_pass.of_sample(losses)

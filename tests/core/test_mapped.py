@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from typing import Any
 
 import numpy as np
 import pytest
@@ -352,7 +353,23 @@ def penalty(m: nn.Module, x: Tensor, k: Tensor) -> Tensor:
     return (g.norm() - 1).square()
 
 
+def weighted(m: nn.Module, x: Tensor, k: Tensor) -> Tensor:
+    """Of two rows, one of which may be ignored."""
+    logits, classes = m(torch.cat([x, x.square()])) * torch.arange(4.0), torch.cat([k, 3 - k])
+    of_classes = torch.tensor([1, 2, 0.5, 4.0]).double()
+    return F.cross_entropy(logits, classes, of_classes, ignore_index=3, label_smoothing=0.1)
+
+
+def triplet(m: nn.Module, x: Tensor, k: Tensor) -> Tensor:
+    distance: Any = lambda a, b: (a - b).abs().sum(1)  # noqa: E731
+    return F.triplet_margin_with_distance_loss(m(x), m(x.square()), m(-x), distance_function=distance)
+
+
 LOSSES: dict[str, tuple[Loss, str | None]] = {  # and why they are not mapped
+    "weights of classes": (weighted, None),
+    "a variance": (lambda m, x, k: F.gaussian_nll_loss(m(x), x[:, :1], m(-x).exp()), None),
+    "a distribution": (lambda m, x, k: -torch.distributions.Normal(m(x), m(-x).exp()).log_prob(x).sum(), None),
+    "a distance": (triplet, None),
     "writes into new tensors": (own_zeros, None),
     "a map of tokens": (lambda m, x, k: torch.vmap(lambda row: m(x * row))(x.T).square().sum(), None),
     "a map of parameters": (lambda m, x, k: torch.vmap(lambda row: (x * row).sum())(m.weight).square().sum(), SCRIPT),
