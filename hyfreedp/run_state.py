@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -82,7 +82,7 @@ class RunState:
         if not self.base.follows:
             self.base.note_rates()
 
-    def _restore(self, state: Mapping[str, Any], known: Iterable[Tags]) -> None:
+    def _restore(self, state: Mapping[str, Any], known: Sequence[Tags]) -> None:
         """Restore all but the base optimizer; the ledger also keeps the releases ``known`` so far."""
         self.ledger.load_state_dict(state["ledger"], known=known)
         self.module.load_state_dict(state["model"])

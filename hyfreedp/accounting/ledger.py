@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from hyfreedp.accounting.composition import spent
 from hyfreedp.accounting.split import NoiseSplit
 from hyfreedp.errors import LOOP_THAT_ENDS, BudgetExhausted
 
-# A step's number, the tag of its gradient, the tag of its probe; None for a tag: not released yet.
-Tags = Sequence[int | None]
+Tags = Sequence[int | None]  # of the gradient and the probe of a step; None: not released
 
 
 class PrivacyLedger:
@@ -22,28 +21,19 @@ class PrivacyLedger:
     a step is repeated with the same tag, after an error or on resuming, it is the same release and costs nothing. With
     another tag it is a second release of the same batch, which is refused if this ledger knows of the first.
 
-    Args:
+    Attributes:
         split: the plan of the run, with its noise multipliers.
+        steps: number of steps made; also the index t = 0, 1, ... of the next one.
+        released: the tags of each released step. After an older state was loaded, some steps are still to be repeated.
     """
 
     def __init__(self, split: NoiseSplit) -> None:
-        self.split = split
-        self._steps = 0
-        self._released: dict[int, list[int | None]] = {}  # tags of gradient and probe, by step
-
-    @property
-    def steps(self) -> int:
-        """Number of steps made; also the index t = 0, 1, ... of the next one."""
-        return self._steps
-
-    @property
-    def released(self) -> list[list[int | None]]:
-        """Each released step and its tags. After an older state was loaded, some of these are still to be repeated."""
-        return [[step, *tags] for step, tags in self._released.items()]
+        self.split, self.steps = split, 0
+        self.released: list[list[int | None]] = []
 
     def check(self) -> None:
         """BudgetExhausted if all planned steps were made."""
-        if self._steps >= self.split.steps:
+        if self.steps >= self.split.steps:
             raise BudgetExhausted(
                 f"all {self.split.steps} steps that the noise was calibrated for have been made; another one would "
                 f"exceed epsilon={self.split.target_epsilon:g}: {LOOP_THAT_ENDS}"
@@ -55,8 +45,8 @@ class PrivacyLedger:
         BudgetExhausted, and nothing is counted, if it is not in the plan or was released with other data.
         """
         self.check()
-        self._count(self._steps, 0, tag)
-        self._steps += 1
+        self._count(self.steps, 0, tag)
+        self.steps += 1
 
     def record_probe(self, step: int, tag: int) -> None:
         """Count the look of the next step, or the probe of the step just recorded, before its values are used."""
@@ -65,25 +55,25 @@ class PrivacyLedger:
     def _count(self, step: int, kind: int, tag: int) -> None:
         if kind and not self.split.is_probe_step(step):
             raise BudgetExhausted(f"step {step} must not probe by the plan that the noise was calibrated for")
-        tags = self._released.get(step, [None, None])
-        if tags[kind] not in (None, tag):
+        if step == len(self.released):
+            self.released.append([None, None])
+        if self.released[step][kind] not in (None, tag):
             raise BudgetExhausted(
                 f"step {step} was released before, with other data, and is not paid for twice: load the newest saved "
                 "state, or begin a run of its own, whose epsilon adds to this one's"
             )
-        self._released[step] = tags
-        tags[kind] = tag
+        self.released[step][kind] = tag
 
     def epsilon(self, target_delta: float | None = None) -> float:
         """Epsilon of all recorded releases, at ``target_delta`` (None: the split's)."""
-        return spent(self.split, len(self._released), target_delta=target_delta)
+        return spent(self.split, len(self.released), target_delta=target_delta)
 
     def state_dict(self) -> dict[str, Any]:
         """Position, plan and tags as plain numbers and strings."""
-        return {"steps": self._steps, "released": self.released, "split": self.split.to_dict()}
+        return {"steps": self.steps, "released": [[*tags] for tags in self.released], "split": self.split.to_dict()}
 
-    def load_state_dict(self, state: dict[str, Any], *, known: Iterable[Tags] = ()) -> None:
-        """Resume from :meth:`state_dict`; ``known`` are other releases of the same run, which are kept.
+    def load_state_dict(self, state: dict[str, Any], *, known: Sequence[Tags] = ()) -> None:
+        """Resume from :meth:`state_dict`; ``known`` are the run's releases so far, which stay counted.
 
         ValueError for a state of another split; BudgetExhausted if it has a step of ``known`` with other data.
         """
@@ -92,21 +82,21 @@ class PrivacyLedger:
         if different:
             changes = ", ".join(f"{name}: {theirs.get(name)!r} != {mine.get(name)!r}" for name in sorted(different))
             raise ValueError(f"the saved state belongs to another noise split ({changes})")
-        position, steps = state["steps"], {step for step, *_ in state["released"]}
-        if steps != set(range(len(steps))) or not position <= len(steps) <= self.split.steps:
+        steps, released = state["steps"], state["released"]
+        if not steps <= len(released) <= self.split.steps:
             raise ValueError(
-                f"the saved state counts {position} steps and {len(steps)} released ones, which the plan of "
+                f"the saved state counts {steps} steps and {len(released)} released ones, which the plan of "
                 f"{self.split.steps} steps does not allow"
             )
         loaded = PrivacyLedger(self.split)
-        for step, *tags in [*state["released"], *known]:
+        for step, tags in [*enumerate(released), *enumerate(known)]:
             for kind, tag in enumerate(tags):
                 if tag is not None:
                     loaded._count(step, kind, tag)
-        self._steps, self._released = position, loaded._released
+        self.steps, self.released = steps, loaded.released
 
     def __repr__(self) -> str:
         return (
-            f"{type(self).__name__}({self._steps} of {self.split.steps} steps, "
-            f"{self.split.probe_steps_before(self._steps)} of {self.split.probe_steps} probes)"
+            f"{type(self).__name__}({self.steps} of {self.split.steps} steps, "
+            f"{self.split.probe_steps_before(self.steps)} of {self.split.probe_steps} probes)"
         )

@@ -174,30 +174,28 @@ class _Normals:
         self._words, self._views = self._memory, (self._memory,) * 6
 
     def added_to(self, sums: Tensor, scale: float) -> Tensor:
-        """``sums`` plus noise of standard deviation ``scale``: float64, shape ``(n,)``, valid until the next call."""
-        if not self._secure:
-            return self._drawn(sums, scale)
-        for _ in range(4):
-            sums = self._drawn(sums, scale / 2).clone()
-        return sums
+        """``sums`` plus noise of standard deviation ``scale``: float64, shape ``(n,)``, valid until the next call.
 
-    def _drawn(self, sums: Tensor, scale: float) -> Tensor:
-        """:meth:`added_to` without ``secure``, in few calls of torch, each of which takes as long as 1,000 numbers.
-
-        It works in the memory of the words and in one buffer of the same size, so that both stay in the cache.
+        In few calls of torch, each of which takes as long as 1,000 numbers. It works in the memory of the words and in
+        one buffer of the same size, so that both stay in the cache.
         """
-        half = -(-sums.numel() // 2)
-        words = self._stream.take(2 * half)
-        if words is not self._words:
-            if 2 * half > self._memory.numel():  # else reused, since allocating takes longer than drawing
-                self._memory = self._memory.new_empty(2 * half)
-            pair, total = self._memory[: 2 * half], words.view(torch.float64)
-            self._words, self._views = words, (pair, pair[:half], pair[half:], total, total[:half], total[half:])
-        pair, radius, angle, total, first, second = self._views
-        pair.copy_(words)
-        # +-(k + 1/2) 2^-63 for k below 2^63: never 0, and finest near 0, where the tail of the normal comes from
-        radius.add_(0.5).mul_(2.0**-63).square_().log_().neg_().sqrt_()
-        angle.mul_(math.pi * 2.0**-63)
-        torch.cos(angle, out=first).mul_(radius)
-        torch.sin(angle, out=second).mul_(radius)
-        return pair[: sums.numel()].copy_(sums).add_(total[: sums.numel()], alpha=scale)
+        count, half = sums.numel(), -(-sums.numel() // 2)
+        for draw in range(4 if self._secure else 1):
+            words = self._stream.take(2 * half)
+            if words is not self._words:
+                if 2 * half > self._memory.numel():  # else reused, since allocating takes longer than drawing
+                    self._memory = self._memory.new_empty(2 * half)
+                pair, normals = self._memory[: 2 * half], words.view(torch.float64)
+                self._words = words
+                self._views = (pair, pair[:half], pair[half:], normals, normals[:half], normals[half:])
+            pair, radius, angle, normals, cosines, sines = self._views
+            if draw:  # else the next line would overwrite the sums
+                sums = sums.clone()
+            pair.copy_(words)
+            # +-(k + 1/2) 2^-63 for k below 2^63: never 0, and finest near 0, where the tail of the normal comes from
+            radius.add_(0.5).mul_(2.0**-63).square_().log_().neg_().sqrt_()
+            angle.mul_(math.pi * 2.0**-63)
+            torch.cos(angle, out=cosines).mul_(radius)
+            torch.sin(angle, out=sines).mul_(radius)
+            sums = pair[:count].copy_(sums).add_(normals[:count], alpha=scale / 2 if self._secure else scale)
+        return sums
