@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, Never, NoReturn, cast
+from typing import Any, Never, NoReturn
 
 import torch
 from numpy.typing import NDArray
@@ -18,7 +18,7 @@ from hyfreedp.accounting.calibrate import recounted
 from hyfreedp.accounting.split import MOST_STEPS
 from hyfreedp.checks import check_count, check_delta, check_flag, check_model, check_number, check_optimizer, check_type
 from hyfreedp.data.batches import PhysicalBatchSize
-from hyfreedp.data.sampling import OneByOne, PoissonSampler, poisson_loader
+from hyfreedp.data.sampling import poisson_loader
 from hyfreedp.gradients import MEMORY_BUDGET, AutomaticClipping, Clipping, GradientEngine, NoClipping
 from hyfreedp.learner import RateLearner
 from hyfreedp.line_search import LossSearch
@@ -154,7 +154,7 @@ class PrivacyEngine:
                 owners=owners,
                 records_per_owner=records_per_owner,
             )
-            sampler, fetched = cast(PoissonSampler, loader.batch_sampler), cast(OneByOne, loader.dataset)
+            sampler, fetched = loader.batch_sampler, loader.dataset
             total = sampler.horizon = _run_length(epochs, steps, sampler.steps_per_epoch)
             settings = resolve(preset, changes, total)
             check_model(module, optimizer)

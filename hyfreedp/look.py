@@ -25,7 +25,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import torch
@@ -183,8 +182,8 @@ class LookedRate(RateLearner):
         self._to_come = {t: noise_to_come(schedule, t, momentum) for t in looks}
         # What the optimizer's steps are proportional to: for SGD the gradient's noise, or without noise its first size.
         self._unit = (noise_std or math.nan) if proportional else 1.0
-        self._first, self._public_start = eta, partial(public_start, self._parameters, layers)
-        self._c0 = self._public_start()
+        self._first, self._layers = eta, layers
+        self._c0 = public_start(self._parameters, layers)
         self._steps, self._made = steps, 0
         self._start: list[Tensor] = []
         self._average: list[Tensor] = []
@@ -204,7 +203,7 @@ class LookedRate(RateLearner):
         """At the first step, keep the initial weights and compute the first rate."""
         self._made = step
         if step == 0:
-            self._c0 = self._public_start()  # again: by now all processes have the weights of rank 0
+            self._c0 = public_start(self._parameters, self._layers)  # again: now all processes have rank 0's weights
             self._start = [p.detach().clone() for p in self._parameters] if self._last_look else []
 
     def vote_before_step(self, view: BatchView) -> LookResult:
@@ -299,14 +298,14 @@ class LookedRate(RateLearner):
 
     def state_dict(self) -> dict[str, Any]:
         weights = {"start": list(self._start), "average": list(self._average)}
-        return {"made": self._made, "c0": self._c0, "unit": self._unit, "level": self._level} | weights
+        return {"c0": self._c0, "unit": self._unit, "level": self._level} | weights
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._made, self._c0 = state["made"], state["c0"]
-        self._unit, self._level = state["unit"], state["level"]
-        devices = [p.device for p in self._parameters]
-        self._start = [w.to(d, copy=True) for w, d in zip(state["start"], devices, strict=False)]
-        self._average = [w.to(d, copy=True) for w, d in zip(state["average"], devices, strict=False)]
+        self._c0, self._unit, self._level = state["c0"], state["unit"], state["level"]
+        self._start, self._average = (
+            [weight.to(p.device, copy=True) for weight, p in zip(state[name], self._parameters, strict=False)]
+            for name in ("start", "average")
+        )
 
     def __repr__(self) -> str:
         """All that does not change during a run."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
+from operator import itemgetter
 from typing import Any, NoReturn
 
 import numpy as np
@@ -50,9 +51,7 @@ class Group:
     @property
     def has_values(self) -> bool:
         """Whether records also hold other values than tensors, such as strings."""
-        found: list[bool] = []
-        map_leaves(lambda leaf: found.append(not isinstance(leaf, Slot)), self.form)
-        return any(found)
+        return not all(isinstance(leaf, Slot) for leaf in leaves(self.form))
 
     def record(self, tensors: Sequence[Tensor]) -> Any:
         """A record with these tensors. Other values are copies, so that a loss cannot change them for other records."""
@@ -121,17 +120,13 @@ def groups_of(batch: Any) -> list[Group]:
     """The groups of a batch, [] if it is empty; each record of a plain batch becomes a batch of one row."""
     if isinstance(batch, Records):
         return batch.groups
-    size, parts, slots = batch_length(batch), leaves(batch), map(Slot, count())
-
-    def row_of(row: int) -> Any:
-        is_leaf = lambda part: any(leaf is part for leaf in leaves(part))  # noqa: E731
-        return map_leaves(lambda leaf: leaf[row : row + 1], batch, is_leaf)
-
-    if not all(isinstance(part, Tensor) for part in parts):
-        return stack_records(map(row_of, range(size))).groups
+    size, columns, slots = batch_length(batch), leaves(batch, _is_column), map(Slot, count())
     if size == 0:
         return []
-    tensors = [tensor.unsqueeze(1) for tensor in parts]
+    if any(not isinstance(column, Tensor) for column in columns):
+        rows = (slice(row, row + 1) for row in range(size))
+        return stack_records(map_leaves(itemgetter(row), batch, _is_column) for row in rows).groups
+    tensors = [tensor.unsqueeze(1) for tensor in columns]
     return [Group(torch.arange(size), tensors, map_leaves(lambda _: next(slots), batch))]
 
 
@@ -143,8 +138,8 @@ def batch_length(batch: Any) -> int:
     """
     if isinstance(batch, Records):
         return len(batch)
-    parts = leaves(batch)
-    tensors = [part for part in parts if isinstance(part, Tensor)]
+    columns = leaves(batch, _is_column)
+    tensors = [column for column in columns if isinstance(column, Tensor)]
     if not tensors:
         raise TypeError(
             "batch must be a tensor, or a tuple, list, mapping or dataclass that holds one, whose first dimension "
@@ -155,13 +150,13 @@ def batch_length(batch: Any) -> int:
     if wrong is not None:
         seen = f"one of shape {tuple(wrong.shape)}" + (f" beside {size[0]} samples" if size else "")
         raise ValueError(f"batch must hold tensors whose first dimension counts the samples, got {seen}: {_SHARED}")
-    for leaf in parts:
-        if isinstance(leaf, list | tuple) and len(leaf) != size[0]:
-            seen = f"{len(leaf)} entries beside {size[0]} samples"
+    for column in columns:
+        if isinstance(column, list | tuple) and len(column) != size[0]:
+            seen = f"{len(column)} entries beside {size[0]} samples"
             raise ValueError(f"batch must hold lists with one entry per sample, got {seen}: {_SHARED}")
-        if not isinstance(leaf, Tensor | list | tuple):
+        if not isinstance(column, Tensor | list | tuple):
             raise TypeError(
-                f"batch must hold tensors, and lists with one entry per sample, got {type(leaf).__name__}, which "
+                f"batch must hold tensors, and lists with one entry per sample, got {type(column).__name__}, which "
                 f"cannot be divided among samples: {_SHARED}"
             )
     return size[0]
@@ -178,15 +173,16 @@ def fields_of(value: Any) -> Mapping[Any, Any] | None:
     return None
 
 
-def leaves(value: Any) -> list[Any]:
-    """The leaves of a plain batch, in order: tensors, lists that hold no tensor, and other values."""
-    named = fields_of(value)
-    if named is None and not isinstance(value, list | tuple):
-        return [value]
-    within = [leaf for child in (value if named is None else named.values()) for leaf in leaves(child)]
-    if named is None and not any(isinstance(leaf, Tensor) for leaf in within):
-        return [value]
-    return within
+def leaves(value: Any, is_leaf: Callable[[Any], bool] = lambda _: False) -> list[Any]:
+    """The leaves of a structure, in order, see :func:`map_leaves`."""
+    found: list[Any] = []
+    map_leaves(found.append, value, is_leaf)
+    return found
+
+
+def _is_column(value: Any) -> bool:
+    """Whether a part of a plain batch is a list without tensors, which holds one entry of each sample."""
+    return isinstance(value, list | tuple) and not any(isinstance(leaf, Tensor) for leaf in leaves(value))
 
 
 def map_leaves(function: Callable[[Any], Any], value: Any, is_leaf: Callable[[Any], bool] = lambda _: False) -> Any:

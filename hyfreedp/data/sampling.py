@@ -66,7 +66,7 @@ class PoissonSampler(Sampler[Drawn]):
         rank, world_size: the number of this process, from 0, and the number of processes.
         position: the step whose batch comes next; the optimizer advances it.
         horizon: number of steps of the whole run; None: no end.
-        given: step and size of the batch that the loader yielded last; None at the start and after loading a state.
+        yielded: step and size of the batch that the loader yielded last; None at the start and after loading a state.
     """
 
     num_records: int
@@ -77,7 +77,7 @@ class PoissonSampler(Sampler[Drawn]):
     world_size: int = 1
     position: int = 0
     horizon: int | None = None
-    given: tuple[int, int] | None = None
+    yielded: tuple[int, int] | None = None
     unit: Literal["record", "owner"] = "record"
 
     def __len__(self) -> int:
@@ -107,7 +107,7 @@ class PoissonSampler(Sampler[Drawn]):
 
         No batch may be skipped, even if it is empty or its step failed, since that would reveal something about it.
         """
-        step, size = self.given or (None, 0)
+        step, size = self.yielded or (None, 0)
         if step != self.position:
             last = "none so far" if step is None else f"that of step {step} last"
             raise RuntimeError(
@@ -126,7 +126,7 @@ class PoissonSampler(Sampler[Drawn]):
         return {"seed": self.seed, "position": self.position}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        self.seed, self.position, self.given = state["seed"], state["position"], None
+        self.seed, self.position, self.yielded = state["seed"], state["position"], None
 
 
 @dataclass(eq=False, repr=False)  # a repr would show records
@@ -205,11 +205,13 @@ def _is_torchs(collate: Any) -> bool:
 class PoissonLoader(Unprepared, DataLoader):
     """A loader over a :class:`PoissonSampler`; it notes there which batch it has yielded."""
 
+    batch_sampler: PoissonSampler  # type: ignore[assignment]
+    dataset: OneByOne
+
     def __iter__(self) -> Any:  # an iterator; torch declares a private type
-        sampler = cast(PoissonSampler, self.batch_sampler)
-        iter(sampler)  # raises BudgetExhausted after the last step, before any worker starts
-        for given, batch in super().__iter__():
-            sampler.given = given
+        iter(self.batch_sampler)  # raises BudgetExhausted after the last step, before any worker starts
+        for yielded, batch in super().__iter__():
+            self.batch_sampler.yielded = yielded
             yield batch
 
 
