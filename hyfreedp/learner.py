@@ -1,44 +1,16 @@
-"""The interface of what learns the rate, and the view of a batch that it gets."""
+"""The interface of what learns the rate."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
 from hyfreedp.gradients.step_batch import StepBatch
-from hyfreedp.noise import NoiseGenerator
-from hyfreedp.processes.group import Processes
 from hyfreedp.pytorch.base_optimizer import BaseOptimizer
 from hyfreedp.pytorch.records import LookResult, ProbeResult
-
-
-@dataclass(frozen=True)
-class BatchView:
-    """One batch as a learner sees it. Its losses are raw: a learner may use them only through one noisy release.
-
-    Attributes:
-        noise_multiplier: sigma_l of the release.
-        expected_batch_size, processes: those of the run.
-        generator: source of the noise, for this release only.
-        batch: computes raw losses at the model's current weights, and has the samples' weights.
-        count: records the tag of the release in the ledger.
-    """
-
-    noise_multiplier: float
-    expected_batch_size: float
-    generator: NoiseGenerator
-    batch: StepBatch
-    processes: Processes
-    count: Callable[[int], None]
-
-    def released(self) -> None:
-        """Count the release in the ledger. Call this once its noise is drawn, before its values are used."""
-        self.processes.check_same(self.generator.tag)
-        self.count(self.generator.tag)
 
 
 class RateLearner:
@@ -52,7 +24,7 @@ class RateLearner:
     def on_step_start(self, step: int) -> None:
         """Called before step t = 0, 1, ..."""
 
-    def vote_before_step(self, view: BatchView) -> LookResult:
+    def vote_before_step(self, batch: StepBatch) -> LookResult:
         """Release votes before the step's gradient; may change weights and rate, which :meth:`undo` reverts."""
         raise NotImplementedError
 
@@ -63,12 +35,11 @@ class RateLearner:
         """Called when the private gradient is in ``.grad``."""
 
     def probe_after_step(
-        self, view: BatchView, here: Tensor, move: Callable[[float], None]
+        self, batch: StepBatch, here: Tensor, move: Callable[[float], None]
     ) -> tuple[ProbeResult, Tensor]:
         """Release losses along the update direction G of the step, and set the next rate.
 
         Args:
-            view: the batch.
             here: raw per-sample losses at w, shape ``(B,)``.
             move: ``move(x)`` sets the weights to w - x G.
 

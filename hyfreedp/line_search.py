@@ -15,7 +15,8 @@ from torch import Tensor
 
 from hyfreedp.checks import check_choice
 from hyfreedp.curvefit import QuadraticFit, fit_quadratic
-from hyfreedp.learner import BatchView, RateLearner
+from hyfreedp.gradients.step_batch import StepBatch
+from hyfreedp.learner import RateLearner
 from hyfreedp.privatize import loss_noise_std, privatize_loss
 from hyfreedp.pytorch.records import ProbeResult
 
@@ -99,28 +100,28 @@ class LossSearch(RateLearner):
         return self._eta
 
     def probe_after_step(
-        self, view: BatchView, here: Tensor, move: Callable[[float], None]
+        self, batch: StepBatch, here: Tensor, move: Callable[[float], None]
     ) -> tuple[ProbeResult, Tensor]:
         """Release three losses of the batch, fit and decide; updates ``eta`` and R_l. See :class:`RateLearner`.
 
         Losses are clipped to [0, R_l]. So shift a loss that is often negative, such as a negative log-density.
         """
         eta, threshold = self.eta, self.loss_threshold
-        with view.processes.all_or_none():
+        with batch.processes.all_or_none():
             move(eta)
-            ahead = view.batch.losses()
+            ahead = batch.losses()
             move(-eta)
-            probed = torch.stack([ahead, here, view.batch.losses()])  # line 7
+            probed = torch.stack([ahead, here, batch.losses()])  # line 7
         private = privatize_loss(
-            view.batch.weighted(probed),
+            batch.weighted(probed),
             threshold,
-            view.noise_multiplier,
-            expected_batch_size=view.expected_batch_size,
-            generator=view.generator,
-            add_up=view.processes.add_up,
+            batch.noise_multiplier,
+            expected_batch_size=batch.expected_batch_size,
+            generator=batch.generator,
+            add_up=batch.processes.add_up,
         ).tolist()
-        view.released()
-        std = loss_noise_std(threshold, view.noise_multiplier, view.expected_batch_size)
+        batch.released()
+        std = loss_noise_std(threshold, batch.noise_multiplier, batch.expected_batch_size)
         fit = fit_quadratic([eta, 0.0, -eta], private, std)  # lines 9 and 10
         decision = self._rule(fit, eta)  # line 11
         self._eta = decision.eta  # nothing can fail from here on

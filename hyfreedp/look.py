@@ -31,7 +31,8 @@ import torch
 from torch import Tensor, nn
 
 from hyfreedp.accounting.split import VOTE_CLIP, VOTES
-from hyfreedp.learner import BatchView, RateLearner
+from hyfreedp.gradients.step_batch import StepBatch
+from hyfreedp.learner import RateLearner
 from hyfreedp.noise import NoiseGenerator
 from hyfreedp.privatize import loss_noise_std, noisy_mean, privatize_votes, within_floats
 from hyfreedp.pytorch.base_optimizer import trainable
@@ -126,20 +127,20 @@ def choose(margin: Callable[[int], float], level: float, needed: float) -> float
     return level if place == begin else 2.0 ** (place / 32)
 
 
-def _margin(view: BatchView, pair: Tensor, std: float) -> float:
+def _margin(batch: StepBatch, pair: Tensor, std: float) -> float:
     """Release the margin between two rates, from the losses at both, shape (2, B); ``std`` is that of its noise."""
-    size, add_up = view.expected_batch_size, view.processes.add_up
-    if view.noise_multiplier == 0:  # without privacy the margin is the difference of the mean losses
-        losses = view.batch.weighted(within_floats(pair))
+    size, add_up = batch.expected_batch_size, batch.processes.add_up
+    if batch.noise_multiplier == 0:  # without privacy the margin is the difference of the mean losses
+        losses = batch.weighted(within_floats(pair))
         former, latter = noisy_mean(losses, math.inf, 0.0, size, None, add_up).tolist()
         return float(latter - former)
     (margin,) = privatize_votes(
         pair,
-        view.noise_multiplier,
+        batch.noise_multiplier,
         expected_batch_size=size,
         steepness=max(1.0, CLEAR_MARGIN * std / CLEAR_VOTE),
-        weights=view.batch.weights,
-        generator=view.generator,
+        weights=batch.weights,
+        generator=batch.generator,
         add_up=add_up,
     )
     return margin
@@ -206,29 +207,29 @@ class LookedRate(RateLearner):
             self._c0 = public_start(self._parameters, self._layers)  # again: now all processes have rank 0's weights
             self._start = [p.detach().clone() for p in self._parameters] if self._last_look else []
 
-    def vote_before_step(self, view: BatchView) -> LookResult:
+    def vote_before_step(self, batch: StepBatch) -> LookResult:
         """Let the records vote on the rates of the ladder, and move rate and weights half of the way that they lead."""
         present = [p.detach().clone() for p in self._parameters]
         ray, before, first = self._ray(present), self._level, self._first_eta
-        std = float(loss_noise_std(VOTE_CLIP, view.noise_multiplier, view.expected_batch_size))  # of a margin's noise
+        std = float(loss_noise_std(VOTE_CLIP, batch.noise_multiplier, batch.expected_batch_size))  # of a margin's noise
         losses: dict[int, Tensor] = {}
         margins: dict[int, float] = {}
 
         def margin(j: int) -> float:
             for i in (j, j + 1):
                 if i not in losses:
-                    with view.processes.all_or_none():
+                    with batch.processes.all_or_none():
                         self._set(torch._foreach_add(self._start, ray, alpha=LADDER[i]))
-                        losses[i] = view.batch.losses()
+                        losses[i] = batch.losses()
             if j not in margins:
-                margins[j] = _margin(view, torch.stack([losses[j], losses[j + 1]]), std)
+                margins[j] = _margin(batch, torch.stack([losses[j], losses[j + 1]]), std)
             return margins[j]
 
         try:
             found = choose(margin, before, CLEAR_MARGIN * std)
         finally:
             self._set(present)
-        view.released()
+        batch.released()
         self._undo = present, before
         self._level = before * (found / before) ** STRIDE
         along = self._level / before

@@ -11,8 +11,7 @@ import os
 import warnings
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from functools import partial
-from typing import Any, Literal
+from typing import Any
 from weakref import WeakSet
 
 import torch
@@ -25,7 +24,7 @@ from hyfreedp.gradients import GradientEngine
 from hyfreedp.gradients.plain import check_plain_loss
 from hyfreedp.gradients.step_batch import StepBatch, Weights
 from hyfreedp.gradients.validate import check_module
-from hyfreedp.learner import BatchView, FixedRate, RateLearner
+from hyfreedp.learner import FixedRate, RateLearner
 from hyfreedp.noise import NoiseGenerator
 from hyfreedp.preset import Preset
 from hyfreedp.privatize import privatize_gradient
@@ -58,6 +57,11 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
         sampler: the Poisson sampler of the loader whose batches :meth:`step` takes.
         generator: source of all noise; each step and purpose gets a key of its own.
         processes: the processes that train this model together.
+
+    Attributes:
+        split: the noise multipliers of the run, and which of its steps have a probe or look.
+        sampler: the Poisson sampler of the loader.
+        ledger: counts what was released.
     """
 
     def __init__(
@@ -77,8 +81,9 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
         processes: Processes,
     ) -> None:
         super().__init__(optimizer)
-        self.module, self.preset, self.ledger = module, preset, PrivacyLedger(split)
-        self._sampler, self._sampled = sampler, not without_guarantee
+        self.module, self.preset, self.split, self.sampler = module, preset, split, sampler
+        self.ledger = PrivacyLedger(split)
+        self._sampled = not without_guarantee
         self._base = BaseOptimizer(optimizer, module, learned=split.probe != "none", decays=preset.decay != "none")
         self.gradient_engine = gradient_engine
         self.rate_learner = rate_learner or FixedRate(self._base)
@@ -87,9 +92,8 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
         self.diagnostics = diagnostics
         self.processes = processes
         self._generator = generator
-        self._run = RunState(
-            module, self._base, self.rate_learner, self.ledger, sampler, generator, self._describe(), self.processes
-        )
+        parts = {"model": module, "rate": self.rate_learner, "sampler": sampler, "generator": generator}
+        self._run = RunState(self._base, self.ledger, parts, self._describe(), processes)
         self._wired_by = os.getpid()
         self._loss_compared = False  # whether check_plain_loss is done
 
@@ -136,16 +140,19 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
                 samples = StepBatch(
                     loss,
                     batch,
-                    self.gradient_engine,
+                    weights,
+                    engine=self.gradient_engine,
                     max_physical_batch_size=self.max_physical_batch_size,
-                    generator=self._generator.child("torch", t, self.processes.rank),
-                    coins=self._generator.child("coins", t).key,
-                    weights=weights,
+                    step=t,
+                    generator=self._generator,
+                    ledger=self.ledger,
+                    expected_batch_size=self.expected_batch_size,
+                    processes=self.processes,
                 )
                 if not self._loss_compared:
                     self._loss_compared = check_plain_loss(samples, self._generator.child("plain", t).key)
             if kind == "look":
-                look = learner.vote_before_step(self._view(t, samples, "look"))
+                look = learner.vote_before_step(samples)
             with self.processes.all_or_none():
                 pieces = samples.new_pass()
                 losses, norms = self.gradient_engine.add(samples.loss, pieces, samples.weights)  # lines 2 and 3
@@ -155,9 +162,8 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
                 eta = 0.0
             if kind == "losses":
                 move = self._base.step_along(eta)  # line 5
-                view = self._view(t, samples, "probe")
                 try:
-                    probe, probed = learner.probe_after_step(view, losses.double(), move)  # lines 7 to 12
+                    probe, probed = learner.probe_after_step(samples, losses.double(), move)  # lines 7 to 12
                     eta *= probe.eta_next / probe.eta_probed
                 finally:
                     move(eta)  # line 13; at the old rate after an error
@@ -212,17 +218,6 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
                 )
             self.sampler.check_drawn(batch_length(batch))
 
-    def _view(self, t: int, samples: StepBatch, what: Literal["look", "probe"]) -> BatchView:
-        """The batch of step t as the rate learner sees it, for a look before the gradient or a probe after it."""
-        return BatchView(
-            noise_multiplier=self.split.sigma_loss,
-            expected_batch_size=self.expected_batch_size,
-            generator=self._generator.child(what, t),
-            batch=samples,
-            processes=self.processes,
-            count=partial(self.ledger.record_probe, t),
-        )
-
     def _release_gradient(self, t: int) -> None:
         """Turn the clipped sums into the private gradient, count it in the ledger, and write it into ``.grad``."""
         sums = self.gradient_engine.clipped_sums(self._base.parameters)
@@ -257,16 +252,6 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
     def history(self) -> list[dict[str, Any]]:
         """What was released, a copy of one row per step, see :meth:`StepRecord.to_dict`. Threat model: WR."""
         return [dict(row) for row in self._run.history]
-
-    @property
-    def split(self) -> NoiseSplit:
-        """The noise multipliers of the run, and which of its steps have a probe or look."""
-        return self.ledger.split
-
-    @property
-    def sampler(self) -> PoissonSampler:
-        """The Poisson sampler of the loader."""
-        return self._sampler
 
     @property
     def eta(self) -> float:

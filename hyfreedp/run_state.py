@@ -9,28 +9,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import nn
-
 from hyfreedp.accounting import PrivacyLedger
 from hyfreedp.accounting.ledger import Tags
 from hyfreedp.checks import check_same_model
-from hyfreedp.data.sampling import PoissonSampler
-from hyfreedp.learner import RateLearner
-from hyfreedp.noise import NoiseGenerator
 from hyfreedp.processes.group import Processes
 from hyfreedp.pytorch.base_optimizer import BaseOptimizer
 
 
 @dataclass(frozen=True)
 class RunState:
-    """All parts of a run that change, and its ``settings``, which must be equal in a state that is loaded."""
+    """All parts of a run that change, and its ``settings``, which must be equal in a state that is loaded.
 
-    module: nn.Module
+    ``parts`` are "model", "rate", "sampler" and "generator", each with a ``state_dict`` and a ``load_state_dict``.
+    """
+
     base: BaseOptimizer
-    rate_learner: RateLearner
     ledger: PrivacyLedger
-    sampler: PoissonSampler
-    generator: NoiseGenerator
+    parts: dict[str, Any]
     settings: dict[str, str]
     processes: Processes
     history: list[dict[str, Any]] = field(default_factory=list)
@@ -41,15 +36,9 @@ class RunState:
 
     def _without_base(self) -> dict[str, Any]:
         """All but the base optimizer's state, whose ``state_dict`` would run the user's hooks."""
-        return {
-            "model": self.module.state_dict(),
-            "rate": self.rate_learner.state_dict(),
-            "ledger": self.ledger.state_dict(),
-            "sampler": self.sampler.state_dict(),
-            "generator": self.generator.state_dict(),
-            "settings": dict(self.settings),
-            "history": [dict(row) for row in self.history],
-        }
+        state = {name: part.state_dict() for name, part in self.parts.items()}
+        state |= {"ledger": self.ledger.state_dict(), "settings": dict(self.settings)}
+        return state | {"history": [dict(row) for row in self.history]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state, all or nothing; errors as of :meth:`HyFreeDPOptimizer.load_state_dict`."""
@@ -61,9 +50,9 @@ class RunState:
         for name in {**here, **there}:
             if here.get(name) != there.get(name):
                 raise ValueError(f"the state is of another run: {name} is {there.get(name)}, here {here.get(name)}")
-        check_same_model(self.module.state_dict(), state["model"])
+        check_same_model(self.parts["model"].state_dict(), state["model"])
         known = self.ledger.released
-        if known and key != self.generator.key.hex():
+        if known and key != self.parts["generator"].key.hex():
             raise ValueError(
                 f"the state is of another run, and this one has made {self.ledger.steps} steps: call "
                 "make_private_with_epsilon again, and load the state into what that returns"
@@ -85,8 +74,6 @@ class RunState:
     def _restore(self, state: Mapping[str, Any], known: Sequence[Tags]) -> None:
         """Restore all but the base optimizer; the ledger also keeps the releases ``known`` so far."""
         self.ledger.load_state_dict(state["ledger"], known=known)
-        self.module.load_state_dict(state["model"])
-        self.rate_learner.load_state_dict(state["rate"])
-        self.sampler.load_state_dict(state["sampler"])
-        self.generator.load_state_dict(state["generator"])
+        for name, part in self.parts.items():
+            part.load_state_dict(state[name])
         self.history[:] = [dict(row) for row in state["history"]]

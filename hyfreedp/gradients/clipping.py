@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import math
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -40,13 +40,10 @@ class AutomaticClipping:
     """
 
     stability: float = 0.01
+    sensitivity: ClassVar[float] = 1.0
 
     def __post_init__(self) -> None:
         check_number("stability", self.stability, f"[{_SMALLEST_NORM}, inf)")
-
-    @property
-    def sensitivity(self) -> float:
-        return 1.0
 
     def factors(self, norms: Tensor) -> Tensor:
         return 1 / (norms + self.stability)
@@ -78,9 +75,7 @@ class AbadiClipping:
 class NoClipping:
     """c_i = 1, for runs without privacy: the sensitivity is not bounded."""
 
-    @property
-    def sensitivity(self) -> float:
-        return math.inf
+    sensitivity: ClassVar[float] = math.inf
 
     def factors(self, norms: Tensor) -> Tensor:
         return torch.ones_like(norms)

@@ -83,22 +83,19 @@ class BaseOptimizer:
                 f"optimizer must keep its {len(self._ratios)} parameter group(s), got "
                 f"{len(self.optimizer.param_groups)}: add groups before make_private_with_epsilon"
             )
-        known, present = set(map(id, self.parameters)), {id(p): p for p in parameters_of(self._module)}
-        changed = [p for p in self.parameters if id(p) not in present or not p.requires_grad]
-        changed += [p for key, p in present.items() if p.requires_grad and key not in known]
-        if changed:
-            key = id(changed[0])
-            if key not in known:
-                how = "unfrozen"
-            elif key in present:
-                how = "frozen"
-            else:
-                how = "replaced by another tensor, as load_state_dict(assign=True) does,"
-            name = {id(p): name for name, p in self._module.named_parameters()}.get(key) or self._names.get(key)
-            raise ValueError(
-                f"the trainable parameters must stay those that were made private, but {name!r} was {how} since: undo "
-                "it, or do it before the optimizer is made and made private"
-            )
+        private, present = set(map(id, self.parameters)), {id(p): p for p in parameters_of(self._module)}
+        changes = {
+            "replaced by another tensor, as load_state_dict(assign=True) does,": private - present.keys(),
+            "frozen": {id(p) for p in self.parameters if not p.requires_grad},
+            "unfrozen": {key for key, p in present.items() if p.requires_grad} - private,
+        }
+        for change, keys in changes.items():
+            if keys:
+                names = self._names | {id(p): name for name, p in self._module.named_parameters()}
+                raise ValueError(
+                    f"the trainable parameters must stay those that were made private, but {names[keys.pop()]!r} was "
+                    f"{change} since: undo it, or do it before the optimizer is made and made private"
+                )
 
     def clear_gradients(self) -> None:
         """As ``zero_grad``, but not labelled in profiles."""

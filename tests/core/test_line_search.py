@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from hyfreedp import line_search
 from hyfreedp.curvefit import QuadraticFit
-from hyfreedp.learner import BatchView
 from hyfreedp.line_search import LossSearch
 from hyfreedp.noise import NoiseGenerator
 from hyfreedp.processes.group import Processes
@@ -65,9 +64,14 @@ def test_one_bad_record_moves_a_release_by_no_more_than_its_clip(where, bad):
     fits = []
     for losses in (LOSSES, extended):
         probe = LossSearch(rule="gen", eta=0.1)
-        batch = SimpleNamespace(losses=iter(losses[[0, 2]]).__next__, weighted=lambda losses: losses)
-        view = BatchView(0.0, 4.0, NoiseGenerator(0), batch, Processes(), count=lambda tag: None)
-        fits.append(probe.probe_after_step(view, losses[1], lambda distance: None)[0])
+        batch = SimpleNamespace(
+            losses=iter(losses[[0, 2]]).__next__,
+            weighted=lambda losses: losses,
+            **{"noise_multiplier": 0.0, "expected_batch_size": 4.0, "generator": NoiseGenerator(0)},
+            processes=Processes(),
+            released=lambda: None,
+        )
+        fits.append(probe.probe_after_step(batch, losses[1], lambda distance: None)[0])
         assert math.isfinite(probe.eta) and math.isfinite(probe.loss_threshold) and probe.eta > 0
     slope, curvature = (abs(getattr(fits[0], name) - getattr(fits[1], name)) for name in ("slope", "curvature"))
     assert slope <= 1.0 / 4 / (2 * 0.1) * (1 + 1e-9)
