@@ -226,7 +226,7 @@ def _losses(
     module = getattr(claim, "module", None)
     with eval_mode([] if module is None else module.modules()):
         losses = [torch.as_tensor(loss(collate_fn([canary]))) for canary in canaries]
-    for one in losses:
-        if one.numel() != 1:
-            raise ValueError(f"loss must return one number for a record, as its mean, got shape {tuple(one.shape)}")
-    return np.array([one.item() for one in losses])
+    for value in losses:
+        if value.numel() != 1:
+            raise ValueError(f"loss must return one number for a record, as its mean, got shape {tuple(value.shape)}")
+    return np.array([value.item() for value in losses])

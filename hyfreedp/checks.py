@@ -128,13 +128,13 @@ def check_model(module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
                 f"module must have values, but {name!r} is on the meta device: load weights after to_empty(device=...)"
             )
     names = {id(parameter): name for name, parameter in module.named_parameters() if parameter.requires_grad}
-    held = {id(p): p for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
-    if foreign := [parameter for key, parameter in held.items() if key not in names]:
+    optimized = {id(p): p for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
+    if foreign := [parameter for key, parameter in optimized.items() if key not in names]:
         raise ValueError(
             f"optimizer holds {len(foreign)} trainable parameter(s) that are not the model's, the first of shape "
             f"{tuple(foreign[0].shape)}: make the optimizer from module.parameters()"
         )
-    if missing := [name for key, name in names.items() if key not in held]:
+    if missing := [name for key, name in names.items() if key not in optimized]:
         raise ValueError(
             f"optimizer lacks {len(missing)} trainable parameter(s) of the model, the first {missing[0]!r}: "
             f"add them or freeze them by requires_grad_(False)"
@@ -181,11 +181,11 @@ def check_weights(weights: Tensor) -> Tensor:
 
 def check_same_model(here: Mapping[str, Any], there: Mapping[str, Any]) -> None:
     """ValueError if the ``state_dict`` ``there`` does not fit the one ``here``; torch would load the part that fits."""
-    own, other = ({name: getattr(value, "shape", None) for name, value in state.items()} for state in (here, there))
-    different = sorted(name for name in own.keys() | other.keys() if own.get(name, 0) != other.get(name, 0))
+    own, loaded = ({name: getattr(value, "shape", None) for name, value in state.items()} for state in (here, there))
+    different = sorted(name for name in own.keys() | loaded.keys() if own.get(name, 0) != loaded.get(name, 0))
     if different:
         name = different[0]
         raise ValueError(
             f"state is of another model: {len(different)} entries differ, the first {name!r}, of shape "
-            f"{other.get(name)} there and {own.get(name)} here (None: it has none)"
+            f"{loaded.get(name)} there and {own.get(name)} here (None: it has none)"
         )

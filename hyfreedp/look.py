@@ -210,7 +210,7 @@ class LookedRate(RateLearner):
     def vote_before_step(self, batch: StepBatch) -> LookResult:
         """Let the records vote on the rates of the ladder, and move rate and weights half of the way that they lead."""
         present = [p.detach().clone() for p in self._parameters]
-        ray, before, first = self._ray(present), self._level, self._first_eta
+        ray, level, first = self._ray(present), self._level, self._first_eta
         std = float(loss_noise_std(VOTE_CLIP, batch.noise_multiplier, batch.expected_batch_size))  # of a margin's noise
         losses: dict[int, Tensor] = {}
         margins: dict[int, float] = {}
@@ -226,19 +226,19 @@ class LookedRate(RateLearner):
             return margins[j]
 
         try:
-            found = choose(margin, before, CLEAR_MARGIN * std)
+            chosen = choose(margin, level, CLEAR_MARGIN * std)
         finally:
             self._set(present)
         batch.released()
-        self._undo = present, before
-        self._level = before * (found / before) ** STRIDE
-        along = self._level / before
+        self._undo = present, level
+        self._level = level * (chosen / level) ** STRIDE
+        along = self._level / level
         if self._made > FIRST_LOOK_STEP:
             along = min(1.0, along)
         if along != 1:
             self._set([start.lerp(p, along) for start, p in zip(self._start, present, strict=True)])
         rates, released = tuple(rung * first for rung in LADDER), tuple(margins.get(j) for j in range(VOTES))
-        return LookResult(rates, released, std, found * first, self.eta, along)
+        return LookResult(rates, released, std, chosen * first, self.eta, along)
 
     @torch.no_grad()
     def _ray(self, present: list[Tensor]) -> tuple[Tensor, ...]:
@@ -247,9 +247,9 @@ class LookedRate(RateLearner):
         ray = torch._foreach_sub(present, self._start)
         torch._foreach_div_(ray, self._level)
         displacement = self._first_eta * self._reach * self._unit * self._to_come[self._made]
-        for i, (way, ratio) in enumerate(zip(ray, self._ratios, strict=True)):
-            z = public.child("z", i).normal(*way.shape, device=way.device)
-            way.add_(z.to(way), alpha=displacement * ratio)
+        for i, (direction, ratio) in enumerate(zip(ray, self._ratios, strict=True)):
+            z = public.child("z", i).normal(*direction.shape, device=direction.device)
+            direction.add_(z.to(direction), alpha=displacement * ratio)
         return ray
 
     def undo(self) -> None:

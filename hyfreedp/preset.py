@@ -112,7 +112,7 @@ def refuse_unknown(names: Iterable[str], known: Sequence[str]) -> None:
 
 def takes_preset_fields(function: Callable[P, R]) -> Callable[P, R]:
     """Decorator: refuse arguments that neither the function nor :class:`Preset` has, before Python checks others."""
-    own = [name for name, one in signature(function).parameters.items() if one.kind is Parameter.KEYWORD_ONLY]
+    own = [name for name, p in signature(function).parameters.items() if p.kind is Parameter.KEYWORD_ONLY]
 
     @wraps(function)
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:

@@ -79,13 +79,13 @@ def clipped_gradients(model: nn.Module, loss: Loss, batch: Batch, factor: Functi
 
 def clipped_losses(losses: list[list[float]], threshold: float) -> Tensor:
     """sum_i min(L_i, R_l) of each list of losses (Eq. "loss priv"; line 8)."""
-    clipped = [[threshold if math.isnan(one) else min(max(one, 0.0), threshold) for one in row] for row in losses]
+    clipped = [[threshold if math.isnan(x) else min(max(x, 0.0), threshold) for x in row] for row in losses]
     return torch.tensor([math.fsum(row) for row in clipped], dtype=torch.float64)
 
 
 def finite(losses: list[float]) -> list[float]:
     """Losses clamped to +-1e100; NaN counts as 1e100."""
-    return [1e100 if math.isnan(one) else min(max(one, -1e100), 1e100) for one in losses]
+    return [1e100 if math.isnan(x) else min(max(x, -1e100), 1e100) for x in losses]
 
 
 def votes(here: list[float], there: list[float], steepness: float) -> Tensor:
@@ -96,9 +96,9 @@ def votes(here: list[float], there: list[float], steepness: float) -> Tensor:
         if a or b:
             vote = steepness * ((b - a) / (abs(a) + abs(b)))
             total += round(min(max(vote, -1.0), 1.0) * 2**20)  # whole numbers, whose sums are exact
-    bound = [sum(min(max(one, -1e6), 1e6) for one in row) for row in (here, there)]
+    sums = [sum(min(max(x, -1e6), 1e6) for x in row) for row in (here, there)]
     # The noise is a function of what it is added to. The sums of losses make it depend on them; they are not used.
-    return torch.tensor([total / 2**20, *bound], dtype=torch.float64)
+    return torch.tensor([total / 2**20, *sums], dtype=torch.float64)
 
 
 # -- Algorithm 1 -------------------------------------------------------------------------------------------------------
@@ -107,18 +107,18 @@ def votes(here: list[float], there: list[float], steepness: float) -> Tensor:
 def step(model: nn.Module, optimizer: torch.optim.Optimizer, gradient: list[Tensor], eta: float) -> None:
     """Move to w - eta G, where a torch optimizer turns the private gradient into G (Eq. "optimizer"; line 5)."""
     for group in optimizer.param_groups:  # groups keep the ratios of their initial rates
-        group.setdefault("given", group["lr"])
-        group["lr"] = eta * (group["given"] / optimizer.param_groups[0]["given"])
-    for weight, its in zip(trained(model), gradient, strict=True):
-        weight.grad = its.clone()
+        group.setdefault("initial_lr", group["lr"])
+        group["lr"] = eta * (group["initial_lr"] / optimizer.param_groups[0]["initial_lr"])
+    for weight, grad in zip(trained(model), gradient, strict=True):
+        weight.grad = grad.clone()
     optimizer.step()
 
 
 def stepped(model: nn.Module, optimizer: torch.optim.Optimizer, gradient: list[Tensor], distance: float) -> nn.Module:
     """A copy of the model at w - distance G; the model and its optimizer are not changed."""
-    there, its_optimizer = copy.deepcopy((model, optimizer))
-    step(there, its_optimizer, gradient, distance)
-    return there
+    model, optimizer = copy.deepcopy((model, optimizer))
+    step(model, optimizer, gradient, distance)
+    return model
 
 
 def literal(slope: float, curvature: float, eta: float) -> float:
@@ -228,10 +228,10 @@ class Looks:
         """A copy of the current weights."""
         return [weight.detach().clone() for weight in self.weights]
 
-    def move(self, share: float, way: list[Tensor]) -> None:
-        """Set the weights to the initial ones plus ``share * way``."""
-        for weight, begun, moved in zip(self.weights, self.start, way, strict=True):
-            weight.data.copy_(begun + share * moved)
+    def move(self, share: float, displacement: list[Tensor]) -> None:
+        """Set the weights to the initial ones plus ``share * displacement``."""
+        for weight, initial, d in zip(self.weights, self.start, displacement, strict=True):
+            weight.data.copy_(initial + share * d)
 
     def first(self) -> float:
         """The first rate; NaN while the size of gradients is unknown."""
@@ -256,12 +256,12 @@ class Looks:
         self, t: int, model: nn.Module, loss: Loss, batch: Batch, sigma: float, B: float, noise: NoiseGenerator
     ) -> dict[str, Any]:
         """Vote by the losses of the batch at all rates of the ladder, and move half of the way that the votes lead."""
-        way = [here - begun for here, begun in zip(self.now(), self.start, strict=True)]
+        displacement = [now - initial for now, initial in zip(self.now(), self.start, strict=True)]
         ray, public = [], NoiseGenerator(0).child("look", t)
         std = self.noise_to_come(t)
-        for i, (moved, ratio) in enumerate(zip(way, self.ratios, strict=True)):
-            z = public.child("z", i).normal(*moved.shape).to(moved.dtype)
-            ray.append(moved / self.level + std * ratio * z)
+        for i, (d, ratio) in enumerate(zip(displacement, self.ratios, strict=True)):
+            z = public.child("z", i).normal(*d.shape).to(d.dtype)
+            ray.append(d / self.level + std * ratio * z)
         losses = []
         for rung in LADDER:
             self.move(rung, ray)
@@ -279,18 +279,18 @@ class Looks:
             return margins[j]
 
         before = self.level
-        found = lead(margin, before, clear)
-        self.level = before * (found / before) ** 0.5
+        chosen = lead(margin, before, clear)
+        self.level = before * (chosen / before) ** 0.5
         along = self.level / before
         if t > 1:
             along = min(1.0, along)  # after the first look, weights move only towards the initial ones
-        self.move(along, way)
+        self.move(along, displacement)
         return {"margins": [margins.get(j) for j in range(len(LADDER) - 1)], "along": along}
 
     def rate(self, m: list[Tensor]) -> float:
         """The rate of this step, whose private gradient is m; 0 while the size of gradients is unknown."""
         if math.isnan(self.unit):  # SGD without noise: take the size of the first gradient that is not zero
-            self.unit = torch.cat([one.flatten() for one in m]).double().square().mean().sqrt().item() or math.nan
+            self.unit = torch.cat([g.flatten() for g in m]).double().square().mean().sqrt().item() or math.nan
         return 0.0 if math.isnan(self.first()) else self.first() * self.level
 
     def average(self, t: int) -> None:
@@ -298,7 +298,7 @@ class Looks:
         share = 9 / (t + 9)
         self.mean = [mean + share * (now - mean) for mean, now in zip(self.mean, self.now(), strict=True)]
         if t == self.T - 1:
-            self.move(1.0, [mean - begun for mean, begun in zip(self.mean, self.start, strict=True)])
+            self.move(1.0, [mean - initial for mean, initial in zip(self.mean, self.start, strict=True)])
 
 
 def lead(margin: Callable[[int], float], level: float, needed: float) -> float:

@@ -22,5 +22,5 @@ def decay_factor(step: int, steps: int, decay: Decay, start: float = 0.0) -> flo
 
 def look_steps(steps: int) -> tuple[int, ...]:
     """The 0-based steps that begin with a look, in a run of ``steps`` steps."""
-    wanted = {FIRST_LOOK_STEP, *(math.ceil(share * steps) for share in LOOK_SHARES)}
-    return tuple(step for step in sorted(wanted) if FIRST_LOOK_STEP <= step < steps)
+    candidates = {FIRST_LOOK_STEP, *(math.ceil(share * steps) for share in LOOK_SHARES)}
+    return tuple(step for step in sorted(candidates) if FIRST_LOOK_STEP <= step < steps)

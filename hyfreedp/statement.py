@@ -140,17 +140,17 @@ class Statement:
         if self.steps < self.split.steps and not self.without_guarantee:
             whole = _up(spent(self.split, self.split.steps))
             uncovered.append(f"An early end chosen by what the run showed: epsilon is then the plan's, {whole}.")
-        asked = [f"{question} **{self.answers.get(name, '(open)')}**" for name, question in QUESTIONS.items()]
+        answers = [f"{question} **{self.answers.get(name, '(open)')}**" for name, question in QUESTIONS.items()]
         lines = [f"# {self.headline}", "", "| What | Of this run |", "| --- | --- |", *rows, ""]
-        lines += ["## Not covered", "", *(f"* {one}" for one in uncovered), ""]
-        return "\n".join([*lines, "## Answered by whoever publishes", "", *(f"* {one}" for one in asked), ""])
+        lines += ["## Not covered", "", *(f"* {text}" for text in uncovered), ""]
+        return "\n".join([*lines, "## Answered by whoever publishes", "", *(f"* {text}" for text in answers), ""])
 
     __str__ = markdown
 
     def _rows(self) -> dict[str, str]:
         """The rows of the table: name and value."""
         split = self.split
-        delta, *others = self.deltas
+        delta, *smaller = self.deltas
         noised = math.isfinite(split.target_epsilon)
         rows = {
             "Unit of privacy": f"{self.protects}; N = {self.number:,} {self.unit}s",
@@ -160,12 +160,12 @@ class Statement:
         if not self.without_guarantee:
             bound = _up(epsilon_of_zcdp(self.rho, delta))
             rows["Epsilon"] = f"{_up(self.epsilon())} at delta {delta:g}, by {_ACCOUNTANTS[split.accountant]}"
-            rows["At other deltas"] = ", ".join(f"{_up(self.epsilon(one))} at {one:g}" for one in others)
+            rows["At other deltas"] = ", ".join(f"{_up(self.epsilon(delta))} at {delta:g}" for delta in smaller)
             rows["By zCDP"] = f"rho {_up(self.rho)}, so epsilon {bound} at {delta:g}, were all batches known"
             if not split.guarantee:
                 rows["Target"] = f"epsilon {split.target_epsilon:g}, **not kept** by noise made elsewhere (split=)"
-        made = f"T = {split.steps:,} steps, of which {self.steps:,} are made"
-        rows["Plan"] = f"{made}; {split.probe_steps} with a {_PROBES[split.probe]}" if split.probe_steps else made
+        plan = f"T = {split.steps:,} steps, of which {self.steps:,} are made"
+        rows["Plan"] = f"{plan}; {split.probe_steps} with a {_PROBES[split.probe]}" if split.probe_steps else plan
         how = "noised " if noised else ""
         rows["Released"] = f"{how}gradients, probes and looks; so weights and rates of all steps"
         batch = f"{split.sample_rate * self.number:,.6g} on average"
@@ -181,16 +181,16 @@ class Statement:
 
     def to_dict(self) -> dict[str, Any]:
         """The facts as plain values; everything else is computed from them."""
-        facts = {one.name: getattr(self, one.name) for one in dataclasses.fields(self)}
+        facts = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return facts | {"split": self.split.to_dict(), "versions": {**self.versions}, "answers": {**self.answers}}
 
     @classmethod
     def from_dict(cls, facts: Mapping[str, Any]) -> Statement:
         """Inverse of :meth:`to_dict`, which ignores other entries. ValueError if facts are missing or wrong."""
         try:
-            own = {one.name: facts[one.name] for one in dataclasses.fields(cls)}
-            infinite = {name: float(own["split"][name]) for name in ("target_epsilon", "epsilon")}
-            return cls(**own | {"split": NoiseSplit.from_dict({**own["split"], **infinite})})
+            values = {field.name: facts[field.name] for field in dataclasses.fields(cls)}
+            infinite = {name: float(values["split"][name]) for name in ("target_epsilon", "epsilon")}
+            return cls(**values | {"split": NoiseSplit.from_dict({**values["split"], **infinite})})
         except (KeyError, TypeError) as error:
             raise ValueError(f"the text must be a privacy statement of hyfreedp, which it is not: {error!r}") from None
 
@@ -231,13 +231,13 @@ def total_epsilon(runs: Sequence[Any], delta: float) -> float:
         if not isinstance(run, Statement) and not hasattr(run, "statement"):
             raise TypeError(f"runs must be statements or private optimizers, but one is a {type(run).__name__}")
     statements = [run if isinstance(run, Statement) else run.statement() for run in runs]
-    for place, one in enumerate(statements, 1):
-        if one.without_guarantee:
-            raise ValueError(f"run {place} has no guarantee, so all runs together have none: {one.without_guarantee}")
-        if one.protects != statements[0].protects:
+    for number, run in enumerate(statements, 1):
+        if run.without_guarantee:
+            raise ValueError(f"run {number} has no guarantee, so all runs together have none: {run.without_guarantee}")
+        if run.protects != statements[0].protects:
             raise ValueError(
-                f"runs must protect the same unit, but run 1 protects {statements[0].protects} and run {place} "
-                f"{one.protects}: train all with the same owners= or records_per_person="
+                f"runs must protect the same unit, but run 1 protects {statements[0].protects} and run {number} "
+                f"{run.protects}: train all with the same owners= or records_per_person="
             )
     seeds = [run.sampler.seed for run in {id(run): run for run in runs}.values() if not isinstance(run, Statement)]
     if len(set(seeds)) < len(seeds):
@@ -245,7 +245,7 @@ def total_epsilon(runs: Sequence[Any], delta: float) -> float:
             "runs must draw batches by different seeds, but two have one, and cost more than independent runs: let one "
             "PrivacyEngine make all, or leave out seed="
         )
-    return epsilon_of_runs([(one.split, one.steps) for one in statements], delta)
+    return epsilon_of_runs([(run.split, run.steps) for run in statements], delta)
 
 
 def _up(number: float) -> str:

@@ -81,7 +81,7 @@ def _pld_epsilon(
 def pld_epsilon(releases: Sequence[tuple[SampledGaussian, int]], delta: float, coarseness: int = 1) -> float:
     """Epsilon at ``delta`` of releases, each with a count: the larger one of removing and adding a person's records."""
     interval = grid(releases, coarseness)
-    both_directions = [one.distributions(interval) for one, _ in releases]
+    both_directions = [release.distributions(interval) for release, _ in releases]
     counts = [count for _, count in releases]
     removed_and_added = zip(*both_directions, strict=True)
     return max(epsilon_of_sum(list(zip(losses, counts, strict=True)), delta) for losses in removed_and_added)
@@ -93,8 +93,8 @@ def grid(releases: Sequence[tuple[SampledGaussian, int]], coarseness: int = 1) -
     For several releases that is the root mean square. Rounding to the grid adds at most interval^2 / 4 to a variance.
     """
     counts = [count for _, count in releases]
-    deviation = math.sqrt(np.average([one.deviation**2 for one, _ in releases], weights=counts))
-    width = max(float(one.losses[-1] - one.losses[0]) for one, _ in releases)
+    deviation = math.sqrt(np.average([release.deviation**2 for release, _ in releases], weights=counts))
+    width = max(float(release.losses[-1] - release.losses[0]) for release, _ in releases)
     return coarseness * max(deviation / FINENESS, width / LARGEST_GRID, SMALLEST_INTERVAL)
 
 

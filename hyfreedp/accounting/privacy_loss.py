@@ -92,28 +92,28 @@ def epsilon_of_sum(parts: Sequence[tuple[PrivacyLossDistribution, int]], delta: 
     ``parts`` are distributions on the same grid, each with the number of its losses in the sum.
     """
     interval, count = parts[0][0].interval, sum(n for _, n in parts)
-    infinite = sum(n * one.infinite for one, n in parts)
+    infinite = sum(n * pld.infinite for pld, n in parts)
     if infinite >= delta:
         return math.inf
     tilt = _best_tilt(parts, delta)
-    tilted = [(one.tilted(tilt), n) for one, n in parts]
+    tilted = [(pld.tilted(tilt), n) for pld, n in parts]
     low, high = _ends(tilted)
-    size = fft.next_fast_len(max(high - low + 1, *(len(one.logs) for one, _ in tilted)))
+    size = fft.next_fast_len(max(high - low + 1, *(len(pld.logs) for pld, _ in tilted)))
     if size > LARGEST_TRANSFORM:
-        return epsilon_of_sum([(one.coarser(), n) for one, n in parts], delta)
+        return epsilon_of_sum([(pld.coarser(), n) for pld, n in parts], delta)
     unit = 8 * math.ceil(math.log2(size)) * UNIT
     probs, error = _power(tilted, size, unit)
-    probs = np.roll(probs, sum(n * one.lowest for one, n in tilted) - low)
+    probs = np.roll(probs, sum(n * pld.lowest for pld, n in tilted) - low)
 
     # Undo the tilt, and divide by delta: log(p^T(x) / delta) = log q^T(x) + scale - tilt x. The second term of scale
     # bounds the rounding errors of K and of the sums.
     scale = (
-        sum(n * one.log_normaliser(tilt) for one, n in parts)
+        sum(n * pld.log_normaliser(tilt) for pld, n in parts)
         + (count + 64) * (8 * unit + size * UNIT)
         - math.log(delta)
     )
     untilt = np.exp(np.minimum(scale - tilt * interval * np.arange(low, low + size), LARGEST_EXPONENT))
-    cut = BEYOND if high < sum(n * (one.lowest + len(one.logs) - 1) for one, n in parts) else 0.0
+    cut = BEYOND if high < sum(n * (pld.lowest + len(pld.logs) - 1) for pld, n in parts) else 0.0
     beyond = infinite / delta + cut * float(untilt[-1])
     return max(_read_off(low, interval, (np.maximum(probs, 0) + error) * untilt, beyond), low * interval)
 
@@ -125,7 +125,7 @@ def _best_tilt(parts: Sequence[tuple[PrivacyLossDistribution, int]], delta: floa
     def bound(log_ratio: float) -> float:
         tilt = normal * math.exp(log_ratio)
         largest = -math.log1p(tilt) - tilt * math.log1p(1 / tilt)  # log of max_l (1 - e^-l) e^(-tilt l)
-        return (sum(n * one.log_normaliser(tilt) for one, n in parts) + largest - math.log(delta)) / tilt
+        return (sum(n * pld.log_normaliser(tilt) for pld, n in parts) + largest - math.log(delta)) / tilt
 
     found = optimize.minimize_scalar(bound, bounds=(-12, 12), method="bounded", options={"xatol": 0.1})
     return normal * math.exp(found.x)
@@ -133,17 +133,17 @@ def _best_tilt(parts: Sequence[tuple[PrivacyLossDistribution, int]], delta: floa
 
 def _deviation(parts: Sequence[tuple[PrivacyLossDistribution, int]]) -> float:
     """Standard deviation of the sum, or the grid interval if that is larger."""
-    return math.sqrt(max(sum(n * one.variance() for one, n in parts), parts[0][0].interval ** 2))
+    return math.sqrt(max(sum(n * pld.variance() for pld, n in parts), parts[0][0].interval ** 2))
 
 
 def _ends(parts: Sequence[tuple[PrivacyLossDistribution, int]]) -> tuple[int, int]:
     """First and last grid point to keep of the sum: by Chernoff's bound at most ``BEYOND`` lies outside at each end."""
     interval, deviation = parts[0][0].interval, _deviation(parts)
-    low = sum(n * one.lowest for one, n in parts)
-    high = sum(n * (one.lowest + len(one.logs) - 1) for one, n in parts)
+    low = sum(n * pld.lowest for pld, n in parts)
+    high = sum(n * (pld.lowest + len(pld.logs) - 1) for pld, n in parts)
 
     def end(tilt: float) -> float:
-        return (sum(n * one.log_normaliser(tilt) for one, n in parts) - math.log(BEYOND)) / tilt / interval
+        return (sum(n * pld.log_normaliser(tilt) for pld, n in parts) - math.log(BEYOND)) / tilt / interval
 
     tilts = [order / deviation for order in (0.5, 1, 2, 4, 8)]
     return max(low, *(math.floor(end(-tilt)) for tilt in tilts)), min(high, *(math.ceil(end(tilt)) for tilt in tilts))
@@ -157,7 +157,7 @@ def _power(
     A product of T factors with errors of ``unit`` each is off by T ``unit`` times the largest product of T - 1 of them.
     Products below ``NEGLIGIBLE`` (most of them) are replaced by zero, and added to the error.
     """
-    factors = [fft.rfft(np.exp(one.logs), size) for one, _ in parts]
+    factors = [fft.rfft(np.exp(pld.logs), size) for pld, _ in parts]
     log_bounds = [np.log(np.abs(factor) + unit) for factor in factors]
     counts = [n for _, n in parts]
     log_bound = sum(n * bound for n, bound in zip(counts, log_bounds, strict=True))

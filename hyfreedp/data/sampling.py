@@ -198,8 +198,8 @@ class OneByOne(Dataset[Any]):
 
 def _is_torchs(collate: Any) -> bool:
     """Whether a collate function is torch's default_collate, and nobody has registered functions of their own in it."""
-    known = (function.__module__ == default_collate.__module__ for function in default_collate_fn_map.values())
-    return collate is default_collate and all(known)
+    of_torch = (function.__module__ == default_collate.__module__ for function in default_collate_fn_map.values())
+    return collate is default_collate and all(of_torch)
 
 
 class PoissonLoader(Unprepared, DataLoader):
@@ -348,7 +348,7 @@ def _owned(owners: Any, records: int) -> list[list[int]]:
             f"owners must be a list, array or tensor with an id for each of {records} records, got {seen}: give the "
             "ids in the order of the data set"
         )
-    kinds = {type(one) for one in ids}
+    kinds = {type(owner) for owner in ids}
     if kinds != {str} and not all(issubclass(kind, Integral) and kind is not bool for kind in kinds):
         raise ValueError(
             f"owners must be integers, or all of them strings, got {', '.join(sorted(k.__name__ for k in kinds))}: "

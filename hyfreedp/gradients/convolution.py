@@ -11,7 +11,7 @@ from torch.nn.grad import conv1d_weight, conv2d_weight, conv3d_weight
 
 from hyfreedp.gradients.mapped import Pass, rule
 from hyfreedp.gradients.per_sample import Instantiated, OuterProducts, keeps_factors, sum_to
-from hyfreedp.gradients.rules import given
+from hyfreedp.gradients.rules import samples_if_trained
 from hyfreedp.pytorch.devices import exact_convolutions
 
 Each = tuple[int, ...]  # one number per spatial dimension
@@ -26,7 +26,7 @@ def _convolution(
 
     Inputs are (B, R, C, ...), where each of the B samples is a batch of R images.
     """
-    x, dims, transposed = given(one_pass, input, weight, bias), weight.dim() - 2, func in _TRANSPOSED
+    x, dims, transposed = samples_if_trained(one_pass, input, weight, bias), weight.dim() - 2, func in _TRANSPOSED
     if x is None or x.dim() != weight.dim() + 1:  # an unbatched image
         return NotImplemented
     names = "stride padding output_padding groups dilation" if transposed else "stride padding dilation groups"
@@ -37,11 +37,11 @@ def _convolution(
         totals = [d * (k - 1) for d, k in zip(dilation, weight.shape[2:], strict=True)]
         x = F.pad(x, [side for total in reversed(totals) for side in (total // 2, total - total // 2)])
     padding = _each(0 if isinstance(padding, str) else padding, dims)
-    more = _each(sizes.get("output_padding", 0), dims)
-    if any(beyond >= step for beyond, step in zip(more, stride, strict=True)):
+    output_padding = _each(sizes.get("output_padding", 0), dims)
+    if any(extra >= step for extra, step in zip(output_padding, stride, strict=True)):
         return NotImplemented  # some output positions are reached by no input
     geometry = (stride, padding, dilation, groups)
-    arguments = (stride, padding, more, groups, dilation) if transposed else geometry
+    arguments = (stride, padding, output_padding, groups, dilation) if transposed else geometry
     rows = x.shape[:2]
 
     def call(x: Tensor) -> Tensor:
@@ -55,7 +55,7 @@ def _convolution(
             one_pass.add(weight, _weight_gradients(large, small, weight.shape, *geometry))
         if not wanted:
             return None
-        how = (stride, padding, dilation, transposed, more, groups, (True, False, False))
+        how = (stride, padding, dilation, transposed, output_padding, groups, (True, False, False))
         input = g.new_empty(1).expand(shape)  # only its shape is used
         gradient = torch.ops.aten.convolution_backward(g.flatten(0, 1), input, weight.to(g.dtype), None, *how)[0]
         return gradient.unflatten(0, rows)
@@ -85,8 +85,8 @@ def _weight_gradients(
     weight_gradient = (conv1d_weight, conv2d_weight, conv3d_weight)[n - 1]
     x, g, samples = x.transpose(0, 1).flatten(1, 2), g.transpose(0, 1).flatten(1, 2), len(x)
     with exact_convolutions():  # as the norms are
-        found = weight_gradient(x, (g.shape[1], *shape[1:]), g, stride, padding, dilation, samples * groups)
-    return Instantiated(found.unflatten(0, (samples, -1)))
+        joined = weight_gradient(x, (g.shape[1], *shape[1:]), g, stride, padding, dilation, samples * groups)
+    return Instantiated(joined.unflatten(0, (samples, -1)))
 
 
 def _each(value: Any, dimensions: int) -> Each:

@@ -131,7 +131,7 @@ class GradientEngine:
 
         Pieces are split where necessary; afterwards the partition has the pieces that were computed.
         """
-        todo, done, seen = partition.pieces[::-1], [], False
+        todo, done, values_seen = partition.pieces[::-1], [], False
         while todo:
             piece, result = todo.pop(), None
             decisions = Decisions(piece.path, piece.wanted)
@@ -149,17 +149,17 @@ class GradientEngine:
                     todo.append(piece)
                     continue
                 reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-            seen = seen or bool(decisions.path) or piece.group.has_values
+            values_seen = values_seen or bool(decisions.path) or piece.group.has_values
             if result is not None:
                 done.append((piece, result[0]))
                 yield piece.rows, *result
                 continue
             with unchanged(self.module, by_value=True):
                 for i in piece.positions.tolist():
-                    one = Piece(piece.group.take(slice(i, i + 1)), decisions.path, alone=True)
-                    result = self._alone(loss, one, partition.begin, trained)  # a wrong loss raises its error again
-                    done.append((one, result[0]))
-                    yield one.rows, *result
+                    sample = Piece(piece.group.take(slice(i, i + 1)), decisions.path, alone=True)
+                    result = self._alone(loss, sample, partition.begin, trained)  # a wrong loss raises its error again
+                    done.append((sample, result[0]))
+                    yield sample.rows, *result
             if self.fallback_reason is None:
                 warnings.warn(
                     "samples are computed one at a time, which is exact and slow, since the loss does what cannot be "
@@ -170,7 +170,7 @@ class GradientEngine:
         partition.pieces = [piece for piece, _ in done]
         if partition.coin is not None and done:
             piece, losses = min(done, key=lambda computed: (not computed[0].alone, len(computed[1])))
-            if piece.alone or (seen and partition.coin()):
+            if piece.alone or (values_seen and partition.coin()):
                 self._check_memoryless(loss, partition, piece, losses)
 
     def _check_memoryless(self, loss: Loss, partition: Partition, piece: Piece, losses: Tensor) -> None:
@@ -222,8 +222,8 @@ class GradientEngine:
         if not trained or not value.requires_grad:
             return value.detach(), {}
         with unchanged(self.module), masks_traced():
-            found = zip(trained, _plain_gradients(value, trained), strict=True)
-        return value.detach(), {p: Instantiated(g[None]) for p, g in found if g is not None}
+            gradients = zip(trained, _plain_gradients(value, trained), strict=True)
+        return value.detach(), {p: Instantiated(g[None]) for p, g in gradients if g is not None}
 
     def _add_clipped(self, gradients: Gradients, weights: Tensor | None) -> Tensor:
         """Add sum_i w_i c_i g_i to the sums; returns the norms (n,), inf where not finite. Empties ``gradients``.
@@ -246,11 +246,11 @@ class GradientEngine:
         if weights is not None:
             factors = factors * (weights if all_kept else weights[kept]).to(factors)
         while parts and len(factors):
-            of, g = parts.pop()
-            added = sum_in_blocks(g if all_kept else g.select(kept), factors).flatten()
-            for p, own in zip(of, added.split([p.numel() for p in of]), strict=True):
-                own = own.view_as(p)
-                self._sums[p] = self._sums[p].double().add_(own) if p in self._sums else widened(own)
+            parameters, g = parts.pop()
+            joined = sum_in_blocks(g if all_kept else g.select(kept), factors).flatten()
+            for p, total in zip(parameters, joined.split([p.numel() for p in parameters]), strict=True):
+                total = total.view_as(p)
+                self._sums[p] = self._sums[p].double().add_(total) if p in self._sums else widened(total)
         return norms
 
 

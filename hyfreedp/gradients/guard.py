@@ -33,11 +33,13 @@ def unchanged(module: nn.Module, *, by_value: bool = False) -> Iterator[None]:
     """
     torch.clear_autocast_cache()
     layers = layers_of(module)
-    containers = [held for layer in layers for held in _containers(layer)]
-    contents, empty = [(held, held.copy()) for held in containers if held], [held for held in containers if not held]
+    containers = [container for layer in layers for container in _containers(layer)]
+    contents, empty = [(c, c.copy()) for c in containers if c], [c for c in containers if not c]
     parameters, buffers = _tensors(layers, "_parameters"), _tensors(layers, "_buffers")
-    known = {id(t) for t in buffers.values()}
-    attributes = [(before, *one) for _, before in contents for one in _plain_tensors(before) if id(one[1]) not in known]
+    buffer_ids = {id(t) for t in buffers.values()}
+    attributes = [
+        (before, key, t) for _, before in contents for key, t in _plain_tensors(before) if id(t) not in buffer_ids
+    ]
     values = [t.detach().clone() for _, _, t in attributes]
     copies = {place: t.detach().clone() for place, t in (buffers | parameters if by_value else buffers).items()}
     versions = [(*place, t, t._version, copies.get(place)) for place, t in (buffers | parameters).items()]
@@ -49,12 +51,12 @@ def unchanged(module: nn.Module, *, by_value: bool = False) -> Iterator[None]:
         for (before, key, t), value in zip(attributes, values, strict=True):
             if bits_differ(t, value):
                 before[key] = value
-        differing: list[Any] = [(held, before) for held, before in contents if not _same_contents(held, before)]
-        if differing := differing + [(held, ()) for held in empty if held]:
+        differing: list[Any] = [(now, before) for now, before in contents if not _same_contents(now, before)]
+        if differing := differing + [(now, ()) for now in empty if now]:
             changed += _replaced(parameters | buffers, layers_of(module))
-            for held, before in differing:
-                held.clear()
-                (held.extend if isinstance(held, list) else held.update)(before)
+            for container, before in differing:
+                container.clear()
+                (container.extend if isinstance(container, list) else container.update)(before)
         for p, required in require_gradients:
             p.requires_grad_(required)
         for layer, name, tensor, version, copy in versions:
@@ -84,14 +86,15 @@ def _containers(layer: nn.Module) -> list[Any]:
     if isinstance(layer, torch.jit.ScriptModule):  # it keeps its attributes elsewhere
         return []
     attributes = vars(layer)
-    return [attributes, *[held for held in attributes.values() if isinstance(held, (dict, list, set))]]
+    return [attributes, *[value for value in attributes.values() if isinstance(value, (dict, list, set))]]
 
 
-def _plain_tensors(held: Any) -> list[tuple[Any, Tensor]]:
+def _plain_tensors(container: Any) -> list[tuple[Any, Tensor]]:
     """The plain tensors (no parameters) in a list or dictionary, each with its index or key."""
-    if Tensor not in map(type, held.values() if isinstance(held, dict) else held):
+    values = container.values() if isinstance(container, dict) else container
+    if Tensor not in map(type, values) or isinstance(container, set):
         return []
-    items = held.items() if isinstance(held, dict) else enumerate(held if isinstance(held, list) else ())
+    items = zip(container, values, strict=True) if isinstance(container, dict) else enumerate(container)
     return [(key, t) for key, t in items if type(t) is Tensor and is_plain(t)]
 
 
@@ -113,9 +116,9 @@ def _same_contents(here: Any, before: Any) -> bool:
     return not isinstance(here, dict) or all(map(operator.is_, here.values(), before.values()))
 
 
-def bits_differ(one: Tensor, other: Tensor) -> bool:
+def bits_differ(a: Tensor, b: Tensor) -> bool:
     """Whether two tensors of one shape and type differ in a bit: 0.0 and -0.0 do, equal NaNs do not."""
-    if one.layout != torch.strided:  # for sparse tensors there is only the version counter
+    if a.layout != torch.strided:  # for sparse tensors there is only the version counter
         return False
-    bits = [t.detach().reshape(-1).contiguous().view(torch.uint8) for t in (one, other)]
+    bits = [t.detach().reshape(-1).contiguous().view(torch.uint8) for t in (a, b)]
     return not torch.equal(*bits)

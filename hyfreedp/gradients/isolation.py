@@ -81,14 +81,14 @@ class SingleSample(Isolated):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
         self.check_random_numbers(kwargs)
-        given = tensors_in(*args, *kwargs.values())
-        shared = [t for t in given if not self.is_own(t)]  # also if an operation returns them as they are
+        tensors = tensors_in(*args, *kwargs.values())
+        shared = [t for t in tensors if not self.is_own(t)]  # also if an operation returns them as they are
         if func in GRADIENT:  # a backward pass within the loss has made it, or added to it
             return result if self.is_own(result := func(*args)) else self.mark(result)
-        if len(shared) == len(given):
+        if len(shared) == len(tensors):
             result = func(*args, **kwargs)
             if func in ALIASES:
-                result._alias_of = given[0]
+                result._alias_of = tensors[0]
             return result
         if func in DECISIONS and self.decisions.path:
             self.decisions.answer(asked(func, *args, **kwargs)[1][None])
@@ -98,11 +98,11 @@ class SingleSample(Isolated):
         changed = [t for t in versions if versions[t] != (t.is_inference() or t._version)]
         changed += [t for t, copy in copies if bits_differ(t, copy)]  # norms change statistics without a new version
         for t in [*written(func, args, kwargs), *changed]:
-            one: Any = t
-            while one is not None:  # with every tensor that it is a view or an alias of
-                self.mark(one)
-                one = getattr(one, "_alias_of", one._base)
-        marked = lambda t: t if any(t is one for one in shared) else self.mark(t)  # noqa: E731
+            source: Any = t
+            while source is not None:  # with every tensor that it is a view or an alias of
+                self.mark(source)
+                source = getattr(source, "_alias_of", source._base)
+        marked = lambda t: t if any(t is other for other in shared) else self.mark(t)  # noqa: E731
         return marked(result) if isinstance(result, Tensor) else tree_map(marked, result)
 
 

@@ -112,7 +112,7 @@ class OuterProducts(PerSampleGradients):
             return lefts * rights
         if tokens * relative_rounding(p, d, left.dtype) > _LARGEST_RELATIVE_ERROR:
             pairs = zip(*(t.split(max(1, _FORMED // (p * d))) for t in (left, right)), strict=True)
-            squares = torch.cat([squared_row_norms((some.mT @ others).flatten(1)) for some, others in pairs])
+            squares = torch.cat([squared_row_norms((lefts.mT @ rights).flatten(1)) for lefts, rights in pairs])
             uncancelled = (torch.linalg.vector_norm(left, dim=2) * torch.linalg.vector_norm(right, dim=2)).sum(1)
             return squares + (1000 * tokens**0.5 * eps * uncancelled).square()  # so sums are off by a 1000th at most
         left_gram, right_gram = _gram(left), _gram(right)
@@ -174,7 +174,7 @@ def sum_in_blocks(gradients: PerSampleGradients, weights: Tensor) -> Tensor:
     if len(weights) <= size:
         return gradients.weighted_sum(weights)
     blocks = [slice(start, start + size) for start in range(0, len(weights), size)]
-    return reduce(Tensor.add_, (gradients.select(some).weighted_sum(weights[some]) for some in blocks))
+    return reduce(Tensor.add_, (gradients.select(rows).weighted_sum(weights[rows]) for rows in blocks))
 
 
 def relative_rounding(p: int, d: int, dtype: torch.dtype = torch.float32) -> float:

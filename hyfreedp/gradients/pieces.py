@@ -37,7 +37,7 @@ class Decisions:
     """
 
     def __init__(self, path: Path = (), wanted: Tensor | None = None) -> None:
-        self.path, self._made = path, 0
+        self.path, self._answered = path, 0
         self._wanted = slice(None) if wanted is None else wanted
 
     def answer(self, answers: Tensor) -> Tensor:
@@ -46,15 +46,15 @@ class Decisions:
         Regroup if samples differ, or if they differ from the path, because the decision depends on random numbers.
         """
         answers, path = answers.detach()[self._wanted], self.path
-        if self._made < len(path):
-            if not _agree(answers, path[self._made]):
+        if self._answered < len(path):
+            if not _agree(answers, path[self._answered]):
                 raise Regroup(Piece.repeated)
-        elif len(alike := _alike(answers)) > 1:
-            raise Regroup(lambda piece: piece.split([((*path, answers[some[0]]), some) for some in alike]))
+        elif len(groups := _positions_by_answer(answers)) > 1:
+            raise Regroup(lambda piece: piece.split([((*path, answers[rows[0]]), rows) for rows in groups]))
         else:
             self.path += (answers[0].clone(),)
-        self._made += 1
-        return self.path[self._made - 1]
+        self._answered += 1
+        return self.path[self._answered - 1]
 
 
 def _agree(answers: Tensor, before: Tensor) -> bool:
@@ -66,7 +66,7 @@ def _agree(answers: Tensor, before: Tensor) -> bool:
     return bool((answers == before).all())
 
 
-def _alike(answers: Tensor) -> list[Tensor]:
+def _positions_by_answer(answers: Tensor) -> list[Tensor]:
     """For each answer the positions of its samples, on the CPU. Bits are compared: 0.0 is not -0.0, NaN equals NaN."""
     if len(answers) == 1 or answers[0].numel() == 0:
         return [torch.arange(len(answers))]
@@ -113,16 +113,16 @@ class Piece:
 
     def split(self, parts: list[tuple[Path, Tensor]]) -> list[Piece]:
         """One piece for each path and the samples with these answers, given by their places in :attr:`positions`."""
-        made = []
-        for path, numbers in reversed(parts):
-            chosen = self.positions[numbers]
-            same = replace(self, path=path, wanted=chosen, name=self.stream, again=None)
-            made.append(same if self.wanted is not None else Piece(self.group.take(chosen), path, again=same))
-        return made
+        pieces = []
+        for path, places in reversed(parts):
+            positions = self.positions[places]
+            same = replace(self, path=path, wanted=positions, name=self.stream, again=None)
+            pieces.append(same if self.wanted is not None else Piece(self.group.take(positions), path, again=same))
+        return pieces
 
     def cut(self, size: int) -> list[Piece]:
         """Pieces of at most ``size`` samples."""
-        return [Piece(self.group.take(some), self.path) for some in reversed(self.positions.split(size))]
+        return [Piece(self.group.take(positions), self.path) for positions in reversed(self.positions.split(size))]
 
     def repeated(self) -> list[Piece]:
         """[``again``]; Refused if there is none, since the piece was cut."""
@@ -158,13 +158,13 @@ class Partition:
         """
         if isinstance(batch, Partition):
             return batch
-        made = []
+        pieces = []
         for group in groups_of(batch):
             most = size(group.record([tensor[0].clone() for tensor in group.tensors])) if callable(size) else size
             most = MOST_TOGETHER if size is None else check_count("what max_physical_batch_size returns", most, 1)
             starts = range(0, len(group), min(most, MOST_TOGETHER))
-            made += [Piece(group.take(slice(start, start + starts.step))) for start in starts]
-        return cls(made)
+            pieces += [Piece(group.take(slice(start, start + starts.step))) for start in starts]
+        return cls(pieces)
 
     def in_order(self, parts: Sequence[Tensor], device: torch.device) -> Tensor:
         """The values of all pieces' samples, in the order of the batch, shape ``(B,)``."""

@@ -93,9 +93,9 @@ def _outside(value: Tensor, alone: Tensor) -> bool:
     return not bool(alone.min() - slack <= value <= alone.max() + slack)
 
 
-def _same(one: Tensor, other: Tensor | None) -> bool:
-    return other is not None and one.shape == other.shape and torch.allclose(one, other, 1e-3, 1e-5, equal_nan=True)
+def _same(value: Tensor, other: Tensor | None) -> bool:
+    return other is not None and value.shape == other.shape and torch.allclose(value, other, 1e-3, 1e-5, equal_nan=True)
 
 
 def _listed(values: Tensor) -> str:
-    return ", ".join(f"{one:.6g}" for one in values.tolist())
+    return ", ".join(f"{value:.6g}" for value in values.tolist())

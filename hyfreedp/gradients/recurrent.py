@@ -12,7 +12,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from hyfreedp.gradients.mapped import Pass, composed, rule
 from hyfreedp.gradients.per_sample import Instantiated, products, sum_to
-from hyfreedp.gradients.rules import given
+from hyfreedp.gradients.rules import samples_if_trained
 
 State = tuple[Tensor, ...]  # hidden state (B, H) and, for an LSTM, cell state (B, H)
 
@@ -42,11 +42,11 @@ def unrolled(
     for number in range(num_layers):
         outputs = []
         for backwards in (False, True)[: 1 + bidirectional]:
-            own, index = x.flip(1) if backwards else x, len(ends)
-            of_input, of_state, *more = weights[index * count :][:count]
-            input_bias, state_bias = more[:2] if has_biases else (None, None)
-            projection = more[-1] if len(more) % 2 else None
-            inputs = F.linear(own, of_input, input_bias)
+            index = len(ends)
+            of_input, of_state, *others = weights[index * count :][:count]
+            input_bias, state_bias = others[:2] if has_biases else (None, None)
+            projection = others[-1] if len(others) % 2 else None
+            inputs = F.linear(x.flip(1) if backwards else x, of_input, input_bias)
             output, *end = recurrence(inputs, of_state, state_bias, projection, mode, *starts[index])
             outputs.append(output.flip(1) if backwards else output)
             ends.append(tuple(end))
@@ -71,8 +71,8 @@ def _steps(inputs: Tensor, shifts: Tensor, weight: Tensor, projection: Any, mode
     """As :func:`recurrence`, given ``shifts``, the bias for each sample and time step, (B, T, G H)."""
     constant = shifts if mode == "gru" else inputs + shifts
     outputs = []
-    for from_input, one in zip(inputs.unbind(1), constant.unbind(1), strict=True):
-        hidden, *cell = _cell(mode, from_input, torch.addmm(one, state[0], weight.mT), state)
+    for from_input, shift in zip(inputs.unbind(1), constant.unbind(1), strict=True):
+        hidden, *cell = _cell(mode, from_input, torch.addmm(shift, state[0], weight.mT), state)
         state = (hidden if projection is None else F.linear(hidden, projection), *cell)
         outputs.append(state[0])
     return torch.stack(outputs, 1), *state
@@ -91,22 +91,22 @@ def _recurrence(
 
     The gradients by the shifts equal those by the contributions of the hidden states to the gates.
     """
-    x, starts = given(one_pass, inputs, weight, bias), [one_pass.samples(one) for one in state]
-    before = [one.flatten(0, 1) for one in starts if one is not None]
-    if x is None or x.dim() != 4 or projection is not None or len(before) < len(starts):
+    x, states = samples_if_trained(one_pass, inputs, weight, bias), [one_pass.samples(t) for t in state]
+    starts = [t.flatten(0, 1) for t in states if t is not None]
+    if x is None or x.dim() != 4 or projection is not None or len(starts) < len(states):
         return NotImplemented
     outputs = x  # known when the backward pass begins
 
     def backward(x: Tensor | None, g: Tensor, wanted: bool) -> None:
-        hidden = torch.cat([before[0][:, None].to(outputs), outputs[:, :-1]], 1).detach().to(g.dtype)
+        hidden = torch.cat([starts[0][:, None].to(outputs), outputs[:, :-1]], 1).detach().to(g.dtype)
         if one_pass.is_trained(weight):
             one_pass.add(weight, products(g, hidden.unflatten(0, g.shape[:2])))
         if one_pass.is_trained(bias):
             one_pass.add(bias, Instantiated(sum_to(g, -1)))
 
     shifts: Any = one_pass.samples(one_pass.layer(lambda x: _shifts(x, bias), backward, x, keeps_input=False))
-    outputs, *ends = _steps(x.flatten(0, 1), shifts.flatten(0, 1), weight.detach(), None, mode, tuple(before))
-    return tuple(one_pass.of_sample(one.unflatten(0, x.shape[:2])) for one in (outputs, *ends))
+    outputs, *ends = _steps(x.flatten(0, 1), shifts.flatten(0, 1), weight.detach(), None, mode, tuple(starts))
+    return tuple(one_pass.of_sample(t.unflatten(0, x.shape[:2])) for t in (outputs, *ends))
 
 
 def cell_step(

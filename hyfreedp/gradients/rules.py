@@ -26,7 +26,7 @@ from hyfreedp.gradients.tables import EmbeddingRows
 _INPUT_ONLY = (True, False, False)  # which gradients a backward function of torch computes: the input's
 
 
-def given(one_pass: Pass, x: Tensor, *parameters: Tensor | None) -> Tensor | None:
+def samples_if_trained(one_pass: Pass, x: Tensor, *parameters: Tensor | None) -> Tensor | None:
     """The samples (B, ...) of x, if a parameter is trained and the others are constants, equal for all; else None."""
     others: list[Any] = [p for p in parameters if p is not None and not one_pass.is_trained(p)]
     if any(map(one_pass.is_trained, parameters)) and not any(is_wrapped(p) or p.requires_grad for p in others):
@@ -34,7 +34,7 @@ def given(one_pass: Pass, x: Tensor, *parameters: Tensor | None) -> Tensor | Non
     return None
 
 
-def held(one_pass: Pass, x: Any, *parameters: Any) -> Tensor | None:
+def samples_if_frozen(one_pass: Pass, x: Any, *parameters: Any) -> Tensor | None:
     """The samples (B, ...) of x, if no parameter is trained; else None. (functorch would decompose some layers.)"""
     frozen = not any(is_wrapped(p) or one_pass.is_trained(p) for p in parameters)
     return one_pass.level.samples(x) if frozen and one_pass.level.holds(x) and x.dim() > 0 else None
@@ -45,7 +45,7 @@ def held(one_pass: Pass, x: Any, *parameters: Any) -> Tensor | None:
 
 @rule(F.linear)
 def _linear(one_pass: Pass, func: Any, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
-    if (x := held(one_pass, input, weight, bias)) is not None:
+    if (x := samples_if_frozen(one_pass, input, weight, bias)) is not None:
         return one_pass.of_sample(F.linear(x, weight, bias))
     return _product(one_pass, input, weight, bias, transposed=False)
 
@@ -62,7 +62,7 @@ def _matmul(one_pass: Pass, func: Any, input: Tensor, other: Tensor) -> Any:
 
 def _product(one_pass: Pass, input: Tensor, weight: Any, bias: Any, *, transposed: bool) -> Any:
     """x W^T + b, or, ``transposed``, x W + b."""
-    x = given(one_pass, input, weight, bias)
+    x = samples_if_trained(one_pass, input, weight, bias)
     if x is None or x.dim() < 2 or weight.dim() != 2 or (bias is not None and bias.dim() != 1):
         return NotImplemented
 
@@ -87,7 +87,8 @@ def _product(one_pass: Pass, input: Tensor, weight: Any, bias: Any, *, transpose
 def _embedding(
     one_pass: Pass, func: Any, input: Tensor, weight: Any, padding_idx: int | None = None, **named: Any
 ) -> Any:
-    if named["max_norm"] is not None or named["scale_grad_by_freq"] or (ids := given(one_pass, input, weight)) is None:
+    ids = samples_if_trained(one_pass, input, weight)
+    if ids is None or named["max_norm"] is not None or named["scale_grad_by_freq"]:
         return NotImplemented
     entries = len(weight)
     padding = None if padding_idx is None else padding_idx % entries
@@ -139,9 +140,9 @@ composed(Tensor.all, torch._is_all_true)  # which functorch maps wrongly; torch.
 def _layer_norm(
     one_pass: Pass, func: Any, input: Tensor, shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5
 ) -> Any:
-    if (x := held(one_pass, input, weight, bias)) is not None:
+    if (x := samples_if_frozen(one_pass, input, weight, bias)) is not None:
         return one_pass.of_sample(F.layer_norm(x, shape, weight, bias, eps))
-    x = _given_plain(one_pass, input, weight, bias)
+    x = _samples_of_one_type(one_pass, input, weight, bias)
     if x is None or x.dim() < 2 or len(shape) != 1:
         return NotImplemented
     mean = rstd = x  # set by each computation of the layer, as in a checkpoint
@@ -168,7 +169,7 @@ def _group_norm(
     one_pass: Pass, func: Any, input: Tensor, groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5
 ) -> Any:
     """Of inputs (B, R, C, ...): each sample is a batch of R rows."""
-    x = _given_plain(one_pass, input, weight, bias)
+    x = _samples_of_one_type(one_pass, input, weight, bias)
     if x is None or x.dim() < 4:
         return NotImplemented
     x = x.contiguous()
@@ -201,7 +202,7 @@ def _group_norm(
 def _batch_norm(one_pass: Pass, func: Any, input: Tensor, mean: Any, var: Any, **named: Any) -> Any:
     """By constant statistics, an affine map, which functorch would decompose; inputs are (B, R, C, ...)."""
     weight, bias = named["weight"], named["bias"]
-    x = held(one_pass, input, mean, var, weight, bias)
+    x = samples_if_frozen(one_pass, input, mean, var, weight, bias)
     if named["training"] or x is None or x.dim() < 3:
         return NotImplemented
     scale = (widened(var) + named["eps"]).rsqrt() * (1 if weight is None else weight)
@@ -210,12 +211,12 @@ def _batch_norm(one_pass: Pass, func: Any, input: Tensor, mean: Any, var: Any, *
     return one_pass.of_sample(torch.addcmul(shift.view(x.shape[2], *ones), x, scale.view(-1, *ones)).to(x.dtype))
 
 
-def _given_plain(one_pass: Pass, input: Tensor, weight: Any, bias: Any) -> Tensor | None:
-    """As :func:`given` if all tensors have one type and there is no autocast; else None."""
+def _samples_of_one_type(one_pass: Pass, input: Tensor, weight: Any, bias: Any) -> Tensor | None:
+    """As :func:`samples_if_trained` if all tensors have one type and there is no autocast; else None."""
     types = {t.dtype for t in (input, weight, bias) if t is not None}
     if len(types) > 1 or torch.is_autocast_enabled(input.device.type):
         return None
-    return given(one_pass, input, weight, bias)
+    return samples_if_trained(one_pass, input, weight, bias)
 
 
 # -- losses ------------------------------------------------------------------------------------------------------------

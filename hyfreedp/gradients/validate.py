@@ -38,8 +38,8 @@ def check_module(module: nn.Module) -> None:
         )
     if problems := {layer: problem for layer in layers_of(module) if (problem := _problem(layer))}:
         named = [(name, layer) for name, layer in module.named_modules() if layer in problems]
-        told = [f"layer {name!r} ({type(layer).__name__}) {problems[layer]}" for name, layer in named]
-        raise ValueError("this module cannot be trained privately: " + listed(told))
+        texts = [f"layer {name!r} ({type(layer).__name__}) {problems[layer]}" for name, layer in named]
+        raise ValueError("this module cannot be trained privately: " + listed(texts))
 
 
 def is_constant_batch_norm(layer: _BatchNorm) -> bool:

@@ -39,11 +39,11 @@ def check_same_records(processes: Processes, dataset: Any, generator: NoiseGener
 
     with processes.all_or_none():
         twice = [(digest(row), digest(row)) for row in rows]
-    digests = [one if one == again else None for one, again in twice]
-    first, *rest = processes.gather(digests)
-    for rank, others in enumerate(rest, start=1):
-        for row, one, other in zip(rows, first, others, strict=True):
-            if None not in (one, other) and one != other:
+    digests = [first if first == second else None for first, second in twice]
+    of_rank_0, *of_others = processes.gather(digests)
+    for rank, theirs in enumerate(of_others, start=1):
+        for row, here, there in zip(rows, of_rank_0, theirs, strict=True):
+            if None not in (here, there) and here != there:
                 raise ValueError(
                     f"data_loader must be over the same records in the same order on every process, but record {row} "
                     f"of rank 0 is not that of rank {rank}: give all of them the whole data set, sort what lists files "

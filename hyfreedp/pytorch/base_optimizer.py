@@ -83,17 +83,18 @@ class BaseOptimizer:
                 f"optimizer must keep its {len(self._ratios)} parameter group(s), got "
                 f"{len(self.optimizer.param_groups)}: add groups before make_private_with_epsilon"
             )
-        private, present = set(map(id, self.parameters)), {id(p): p for p in parameters_of(self._module)}
+        private, present = {id(p): p for p in self.parameters}, {id(p): p for p in parameters_of(self._module)}
+        replaced = "replaced by another tensor, as load_state_dict(assign=True) does,"
         changes = {
-            "replaced by another tensor, as load_state_dict(assign=True) does,": private - present.keys(),
-            "frozen": {id(p) for p in self.parameters if not p.requires_grad},
-            "unfrozen": {key for key, p in present.items() if p.requires_grad} - private,
+            replaced: [key for key in private if key not in present],
+            "frozen": [key for key, p in private.items() if not p.requires_grad],
+            "unfrozen": [key for key, p in present.items() if p.requires_grad and key not in private],
         }
         for change, keys in changes.items():
             if keys:
                 names = self._names | {id(p): name for name, p in self._module.named_parameters()}
                 raise ValueError(
-                    f"the trainable parameters must stay those that were made private, but {names[keys.pop()]!r} was "
+                    f"the trainable parameters must stay those that were made private, but {names[keys[0]]!r} was "
                     f"{change} since: undo it, or do it before the optimizer is made and made private"
                 )
 
