@@ -30,7 +30,6 @@ from hyfreedp.preset import Preset
 from hyfreedp.privatize import privatize_gradient
 from hyfreedp.processes.group import Processes
 from hyfreedp.pytorch.base_optimizer import BaseOptimizer
-from hyfreedp.pytorch.layers import layers_of
 from hyfreedp.pytorch.records import StepRecord, raw_values
 from hyfreedp.pytorch.wrapper import OptimizerWrapper, Unprepared, check_arguments, run_step_hooks
 from hyfreedp.run_state import RunState
@@ -60,7 +59,6 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
 
     Attributes:
         split: the noise multipliers of the run, and which of its steps have a probe or look.
-        sampler: the Poisson sampler of the loader.
         ledger: counts what was released.
     """
 
@@ -81,9 +79,8 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
         processes: Processes,
     ) -> None:
         super().__init__(optimizer)
-        self.module, self.preset, self.split, self.sampler = module, preset, split, sampler
-        self.ledger = PrivacyLedger(split)
-        self._sampled = not without_guarantee
+        self.module, self.preset, self.split, self.ledger = module, preset, split, PrivacyLedger(split)
+        self._sampler, self._sampled = sampler, not without_guarantee
         self._base = BaseOptimizer(optimizer, module, learned=split.probe != "none", decays=preset.decay != "none")
         self.gradient_engine = gradient_engine
         self.rate_learner = rate_learner or FixedRate(self._base)
@@ -192,7 +189,7 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
             )
         self.processes.check_joined()
         self.ledger.check()
-        if t == 0 and any(layer in _TRAINED for layer in layers_of(self.module)):
+        if t == 0 and any(layer in _TRAINED for layer in self.module.modules()):
             warnings.warn(
                 "this model was trained privately before: epsilon of the new run does not include that run's. Make "
                 "model and optimizer anew, or add the two",
@@ -236,7 +233,7 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
         for parameter, gradient in zip(self._base.parameters, sums, strict=True):
             parameter.grad = gradient.to(parameter.dtype)  # rounding to half precision comes after the noise
         if self.module not in _TRAINED:
-            trained = [m for m in layers_of(self.module) if any(p.requires_grad for p in m.parameters(False))]
+            trained = [m for m in self.module.modules() if any(p.requires_grad for p in m.parameters(False))]
             _TRAINED.update((self.module, *trained))
         if self._sampled:
             self.sampler.position = self.ledger.steps
@@ -252,6 +249,11 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
     def history(self) -> list[dict[str, Any]]:
         """What was released, a copy of one row per step, see :meth:`StepRecord.to_dict`. Threat model: WR."""
         return [dict(row) for row in self._run.history]
+
+    @property
+    def sampler(self) -> PoissonSampler:
+        """The Poisson sampler of the loader."""
+        return self._sampler
 
     @property
     def eta(self) -> float:
@@ -323,6 +325,8 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
             BudgetExhausted: this run has already released a step that the state has with other data.
         """
         self._run.load_state_dict(state)
+        if self._sampled:
+            self.sampler.position = self.ledger.steps
 
     def _describe(self) -> dict[str, str]:
         """Settings that must be equal in a loaded state, beside the noise split."""

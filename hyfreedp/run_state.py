@@ -51,8 +51,7 @@ class RunState:
             if here.get(name) != there.get(name):
                 raise ValueError(f"the state is of another run: {name} is {there.get(name)}, here {here.get(name)}")
         check_same_model(self.parts["model"].state_dict(), state["model"])
-        released = self.ledger.released
-        if released and key != self.parts["generator"].key.hex():
+        if self.ledger.released and key != self.parts["generator"].key.hex():
             raise ValueError(
                 f"the state is of another run, and this one has made {self.ledger.steps} steps: call "
                 "make_private_with_epsilon again, and load the state into what that returns"
@@ -62,7 +61,7 @@ class RunState:
         moments = {parameter: copy.deepcopy(values) for parameter, values in optimizer.state.items()}
         groups = [dict(group) for group in optimizer.param_groups]
         try:
-            self._restore(state, released)
+            self._restore(state, present["ledger"]["released"])
             optimizer.load_state_dict(copy.deepcopy(state["base_optimizer"]))  # torch keeps the tensors it is given
         except BaseException:
             self._restore(present, ())

@@ -9,7 +9,7 @@ from hyfreedp.accounting.composition import spent
 from hyfreedp.accounting.split import NoiseSplit
 from hyfreedp.errors import LOOP_THAT_ENDS, BudgetExhausted
 
-Tags = Sequence[int | None]  # of the gradient and the probe of a step; None: not released
+Tags = Sequence[int | None]  # a step, and the tags of its gradient and its probe; None: not released
 
 
 class PrivacyLedger:
@@ -70,7 +70,8 @@ class PrivacyLedger:
 
     def state_dict(self) -> dict[str, Any]:
         """Position, plan and tags as plain numbers and strings."""
-        return {"steps": self.steps, "released": [[*tags] for tags in self.released], "split": self.split.to_dict()}
+        released = [[step, *tags] for step, tags in enumerate(self.released)]
+        return {"steps": self.steps, "released": released, "split": self.split.to_dict()}
 
     def load_state_dict(self, state: dict[str, Any], *, known: Sequence[Tags] = ()) -> None:
         """Resume from :meth:`state_dict`; ``known`` are the run's releases so far, which stay counted.
@@ -83,13 +84,14 @@ class PrivacyLedger:
             changes = ", ".join(f"{name}: {theirs.get(name)!r} != {mine.get(name)!r}" for name in sorted(different))
             raise ValueError(f"the saved state belongs to another noise split ({changes})")
         steps, released = state["steps"], state["released"]
-        if not steps <= len(released) <= self.split.steps:
+        contiguous = [step for step, *_ in released] == list(range(len(released)))
+        if not contiguous or not steps <= len(released) <= self.split.steps:
             raise ValueError(
                 f"the saved state counts {steps} steps and {len(released)} released ones, which the plan of "
                 f"{self.split.steps} steps does not allow"
             )
         loaded = PrivacyLedger(self.split)
-        for step, tags in [*enumerate(released), *enumerate(known)]:
+        for step, *tags in [*released, *known]:
             for kind, tag in enumerate(tags):
                 if tag is not None:
                     loaded._count(step, kind, tag)

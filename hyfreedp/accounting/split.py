@@ -117,12 +117,10 @@ class NoiseSplit:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> NoiseSplit:
         """Inverse of :meth:`to_dict`; ``probe_steps`` is ignored. ValueError for missing, unknown or wrong fields."""
-        names = {field.name for field in dataclasses.fields(cls)}
-        values = {"records_per_person": 1} | {name: value for name, value in values.items() if name != "probe_steps"}
-        missing, unknown = sorted(names - set(values)), sorted(set(values) - names)
-        if missing or unknown:
-            raise ValueError(f"a NoiseSplit needs exactly its own fields: missing {missing}, unknown {unknown}")
-        return cls(**values)
+        try:
+            return cls(**{name: value for name, value in values.items() if name != "probe_steps"})
+        except TypeError as error:
+            raise ValueError(f"the values must be those of NoiseSplit.to_dict(): {error}") from None
 
     def __str__(self) -> str:
         if math.isinf(self.target_epsilon):

@@ -123,10 +123,10 @@ class PoissonSampler(Sampler[Drawn]):
             )
 
     def state_dict(self) -> dict[str, int]:
-        return {"seed": self.seed, "position": self.position}
+        return {"seed": self.seed}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        self.seed, self.position, self.yielded = state["seed"], state["position"], None
+        self.seed, self.yielded = state["seed"], None
 
 
 @dataclass(eq=False, repr=False)  # a repr would show records

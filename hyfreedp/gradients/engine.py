@@ -28,7 +28,6 @@ from hyfreedp.gradients.pieces import MOST_TOGETHER, Decisions, Partition, Piece
 from hyfreedp.gradients.validate import check_module
 from hyfreedp.noise.random_states import random_states_kept
 from hyfreedp.pytorch.devices import without_autocast
-from hyfreedp.pytorch.layers import parameters_of
 
 _NO_GRADIENT = (
     "loss must have a gradient by the model's parameters: is it under no_grad, detached, or by another model?"
@@ -190,7 +189,7 @@ class GradientEngine:
             )
 
     def _trained(self) -> list[nn.Parameter]:
-        return [p for p in parameters_of(self.module) if p.requires_grad]
+        return [p for p in self.module.parameters() if p.requires_grad]
 
     def _mapped(
         self, loss: Loss, piece: Piece, decisions: Decisions, trained: Sequence[nn.Parameter], *, backward: bool = True
@@ -213,7 +212,7 @@ class GradientEngine:
         for attempt in range(1, _MAX_ATTEMPTS + 1):
             begin(piece, attempt)
             decisions = Decisions(piece.path if attempt < _MAX_ATTEMPTS else ())
-            mode = SingleSample(decisions, trained, parameters_of(self.module))
+            mode = SingleSample(decisions, trained, self.module.parameters())
             with suppress(Regroup):  # which says that its decisions are not those of its path
                 with unchanged(self.module), masks_traced(), mode:
                     tensors = [mode.mark(t[0].clone()) for t in piece.group.tensors]  # a loss may write into them

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from hyfreedp.checks import listed
 from hyfreedp.data.batches import is_plain
 from hyfreedp.errors import Refused
-from hyfreedp.pytorch.layers import layers_of
 
 Place = tuple[nn.Module, str]
 
@@ -32,7 +31,7 @@ def unchanged(module: nn.Module, *, by_value: bool = False) -> Iterator[None]:
     whose loss may write through ``.data`` (a map refuses that).
     """
     torch.clear_autocast_cache()
-    layers = layers_of(module)
+    layers = list(module.modules())
     containers = [container for layer in layers for container in _containers(layer)]
     contents, empty = [(c, c.copy()) for c in containers if c], [c for c in containers if not c]
     parameters, buffers = _tensors(layers, "_parameters"), _tensors(layers, "_buffers")
@@ -53,7 +52,7 @@ def unchanged(module: nn.Module, *, by_value: bool = False) -> Iterator[None]:
                 before[key] = value
         differing: list[Any] = [(now, before) for now, before in contents if not _same_contents(now, before)]
         if differing := differing + [(now, ()) for now in empty if now]:
-            changed += _replaced(parameters | buffers, layers_of(module))
+            changed += _replaced(parameters | buffers, module)
             for container, before in differing:
                 container.clear()
                 (container.extend if isinstance(container, list) else container.update)(before)
@@ -102,8 +101,9 @@ def _tensors(layers: Iterable[nn.Module], kind: str) -> dict[Place, Tensor]:
     return {(layer, name): t for layer in layers for name, t in getattr(layer, kind).items() if t is not None}
 
 
-def _replaced(before: dict[Place, Tensor], layers: list[nn.Module]) -> list[Place]:
+def _replaced(before: dict[Place, Tensor], module: nn.Module) -> list[Place]:
     """The places of the state_dict that hold other parameters or buffers than before."""
+    layers = list(module.modules())
     now = _tensors(layers, "_parameters") | _tensors(layers, "_buffers")
     other = [place for place in before | now if before.get(place) is not now.get(place)]
     return [(layer, name) for layer, name in other if name not in layer._non_persistent_buffers_set]

@@ -19,7 +19,7 @@ from hyfreedp.gradients.mapped import Pass
 from hyfreedp.gradients.pieces import Partition, Piece
 from hyfreedp.gradients.step_batch import StepBatch
 from hyfreedp.noise.random_states import random_states_of, seed_random_states
-from hyfreedp.pytorch.layers import eval_mode, layers_of
+from hyfreedp.pytorch.layers import eval_mode
 
 _COMPARED_RECORDS = 3
 
@@ -57,7 +57,7 @@ def check_plain_loss(samples: StepBatch, key: bytes) -> bool:
                 return None
         return value.flatten() if value.numel() in (1, len(rows)) else None
 
-    with eval_mode(layers_of(engine.module)), warnings.catch_warnings(action="ignore"):
+    with eval_mode(engine.module.modules()), warnings.catch_warnings(action="ignore"):
         if (plain := batch_loss(all_rows)) is None:
             return True
         try:

@@ -8,7 +8,6 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 
 from hyfreedp.checks import listed
 from hyfreedp.pytorch.devices import rounds_products
-from hyfreedp.pytorch.layers import layers_of, parameters_of
 
 
 def check_module(module: nn.Module) -> None:
@@ -23,7 +22,7 @@ def check_module(module: nn.Module) -> None:
             "larger than its norm says: call torch.set_float32_matmul_precision('highest'), and leave fp32_precision "
             "of torch.backends at 'none' or 'ieee'; autocast is not concerned"
         )
-    trained = [p for p in parameters_of(module) if p.requires_grad]
+    trained = [p for p in module.parameters() if p.requires_grad]
     if not trained:
         raise ValueError("no parameter is trainable: set requires_grad on those to train")
     if any(p.is_complex() for p in trained):
@@ -36,7 +35,7 @@ def check_module(module: nn.Module) -> None:
             "trained parameters must have no hooks, which no gradient of a sample would pass: to freeze a part of one, "
             "multiply it by a mask in the forward pass"
         )
-    if problems := {layer: problem for layer in layers_of(module) if (problem := _problem(layer))}:
+    if problems := {layer: problem for layer in module.modules() if (problem := _problem(layer))}:
         named = [(name, layer) for name, layer in module.named_modules() if layer in problems]
         texts = [f"layer {name!r} ({type(layer).__name__}) {problems[layer]}" for name, layer in named]
         raise ValueError("this module cannot be trained privately: " + listed(texts))

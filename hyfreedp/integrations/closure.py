@@ -32,19 +32,15 @@ class ClosureOptimizer(OptimizerWrapper):
     def state_dict(self) -> dict[str, Any]:
         """The private optimizer's state without the secret keys (saved to the file) and without raw diagnostics."""
         state = self.private.state_dict()
-        sampler = dict(state["sampler"])
-        position = sampler.pop("position", None)
-        name = write_key(self.folder, {"generator": state.pop("generator"), "sampler": sampler})
+        name = write_key(self.folder, {part: state.pop(part) for part in ("generator", "sampler")})
         history = [{k: v for k, v in row.items() if not k.startswith("not_private_")} for row in state["history"]]
-        return {**state, "key_file": name, "sampler": {"position": position}, "history": history}
+        return {**state, "key_file": name, "history": history}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Restore what :meth:`state_dict` gave; FileNotFoundError or ValueError without the right key file."""
         if "key_file" not in state_dict:
-            raise ValueError("the state is of a version of hyfreedp that saved the key in it: resume by that version")
-        secret = read_key(self.folder, state_dict["key_file"])
-        sampler = {**secret["sampler"], **state_dict["sampler"]}
-        self.private.load_state_dict({**state_dict, "generator": secret["generator"], "sampler": sampler})
+            raise ValueError("state_dict must have a 'key_file': give the optimizer's state of a trainer's checkpoint")
+        self.private.load_state_dict({**state_dict, **read_key(self.folder, state_dict["key_file"])})
 
 
 def epsilon_is_due(private: HyFreeDPOptimizer) -> bool:

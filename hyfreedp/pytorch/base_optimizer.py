@@ -9,8 +9,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from hyfreedp.pytorch.layers import parameters_of
-
 
 def trainable(optimizer: torch.optim.Optimizer) -> list[Any]:
     """The trainable parameters of an optimizer, in the order of its groups."""
@@ -83,7 +81,7 @@ class BaseOptimizer:
                 f"optimizer must keep its {len(self._ratios)} parameter group(s), got "
                 f"{len(self.optimizer.param_groups)}: add groups before make_private_with_epsilon"
             )
-        private, present = {id(p): p for p in self.parameters}, {id(p): p for p in parameters_of(self._module)}
+        private, present = {id(p): p for p in self.parameters}, {id(p): p for p in self._module.parameters()}
         replaced = "replaced by another tensor, as load_state_dict(assign=True) does,"
         changes = {
             replaced: [key for key in private if key not in present],

@@ -35,7 +35,7 @@ def test_a_probe_or_look_out_of_turn_is_refused_and_not_counted():
     with pytest.raises(BudgetExhausted, match="step 3 must not probe by the plan"):
         ledger.record_probe(3, 11)
     ledger.record()
-    assert ledger.state_dict() == counted | {"steps": 4, "released": [*counted["released"], [0, None]]}
+    assert ledger.state_dict() == counted | {"steps": 4, "released": [*counted["released"], [3, 0, None]]}
 
 
 def test_a_look_and_the_gradient_after_it_are_one_step():
@@ -51,7 +51,7 @@ def test_a_look_and_the_gradient_after_it_are_one_step():
     assert before < ledger.epsilon() == after_look and "2 of 12 steps, 1 of " in repr(ledger)
 
 
-@pytest.mark.parametrize("counts", [dict(steps=13), dict(steps=6), dict(released=[[0, None]] * 13)])
+@pytest.mark.parametrize("counts", [dict(steps=13), dict(steps=6), dict(released=[[12, 0, None]])])
 def test_impossible_counts_are_refused(counts):
     ledger = PrivacyLedger(make_split())
     with pytest.raises(ValueError, match="which the plan of 12 steps does not allow"):

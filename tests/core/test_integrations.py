@@ -233,8 +233,8 @@ def test_a_checkpoint_of_the_trainer_can_be_published(trainer, tmp_path, capsys)
     capsys.readouterr()
     main(["statement", str(tmp_path / "checkpoint-3" / "optimizer.pt"), "--json"])
     assert json.loads(capsys.readouterr().out)["steps"] == 3
-    assert state["key_file"] == key.name and "generator" not in state
-    assert state["sampler"] == {"position": 3} and "not_private" not in repr(state["history"])
+    assert state["key_file"] == key.name and not {"generator", "sampler"} & state.keys()
+    assert "not_private" not in repr(state["history"])
     assert state["history"][2]["eta"] == run.private.history[2]["eta"]
 
 
@@ -242,7 +242,7 @@ def test_a_checkpoint_of_the_trainer_goes_on_bit_for_bit_with_the_key_of_its_run
     whole = trainer(**SAVING)
     whole.train()
     key = check_the_key_lies_alone(tmp_path, whole.private)
-    with pytest.raises(ValueError, match="of a version of hyfreedp that saved the key in it"):
+    with pytest.raises(ValueError, match="state_dict must have a 'key_file'"):
         whole.optimizer.load_state_dict(whole.private.state_dict())
     checkpoint, resumed = str(tmp_path / "checkpoint-3"), trainer(engine=99)  # the key comes from its file
     torch.manual_seed(99)
