@@ -208,12 +208,7 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
         if not self._loss_compared:
             check_arguments(loss, "the record")
         if self._sampled and self.split.gradient_noise_multiplier(t) > 0:
-            if self.sampler.position != t:
-                raise RuntimeError(
-                    f"the run has made {t} steps and its sampler stands at {self.sampler.position}: load a "
-                    "state of the run, or begin it again"
-                )
-            self.sampler.check_drawn(batch_length(batch))
+            self.sampler.check_drawn(t, batch_length(batch))
 
     def _release_gradient(self, t: int) -> None:
         """Turn the clipped sums into the private gradient, count it in the ledger, and write it into ``.grad``."""

@@ -84,9 +84,7 @@ class Statement:
         check_count("number", self.number, 1)
         check_flag("sampled", self.sampled)
         if math.isfinite(self.split.target_epsilon):
-            probe = ("sigma_loss",) if self.split.probe_steps else ()
-            for name in ("sigma_gradient", "sigma_gradient_probe", *probe):
-                check_number(name, getattr(self.split, name), "(0, inf]")
+            self.split.check_noise()
         for name in self.answers:
             check_choice("each name of answers", name, QUESTIONS)
 

@@ -107,12 +107,7 @@ def recounted(split: NoiseSplit, *, accountant: Accountant, **plan: Any) -> Nois
     for name, value in plan.items():
         if name not in ("gamma", "allocation") and getattr(split, name) != value:  # these two do not affect the run
             raise ValueError(f"split must be of this run, got {name}={getattr(split, name)!r}, which is {value!r} here")
-    needed = ["sigma_gradient", "sigma_gradient_probe"]
-    if split.probe_steps:
-        needed.append("sigma_loss")
-    for name in needed:
-        if not 0 < getattr(split, name) < math.inf:
-            raise ValueError(f"split must have a positive and finite {name}, got {getattr(split, name)!r}")
+    split.check_noise()
     split = dataclasses.replace(split, accountant=accountant)
     split = dataclasses.replace(split, epsilon=epsilon(split))
     warnings.warn(

@@ -122,6 +122,14 @@ class NoiseSplit:
         except TypeError as error:
             raise ValueError(f"the values must be those of NoiseSplit.to_dict(): {error}") from None
 
+    def check_noise(self) -> None:
+        """ValueError unless the noise of all releases is positive and finite."""
+        names = ["sigma_gradient", "sigma_gradient_probe"]
+        if self.probe_steps:
+            names.append("sigma_loss")
+        for name in names:
+            check_number(f"split.{name}", getattr(self, name), "(0, inf)")
+
     def __str__(self) -> str:
         if math.isinf(self.target_epsilon):
             return f"no noise (non-private), {self.probe_steps} of {self.steps} steps probe"

@@ -102,16 +102,16 @@ class PoissonSampler(Sampler[Drawn]):
         drawn = (uniform < self.sample_rate).nonzero()[:, 0]
         return drawn[drawn % self.world_size == self.rank].tolist()
 
-    def check_drawn(self, samples: int) -> None:
-        """Refuse a batch of so many ``samples`` unless it can be the one that the loader last yielded, for this step.
+    def check_drawn(self, step: int, samples: int) -> None:
+        """Refuse a batch of so many ``samples`` unless it can be that of ``step``, which the loader yielded last.
 
         No batch may be skipped, even if it is empty or its step failed, since that would reveal something about it.
         """
-        step, size = self.yielded or (None, 0)
-        if step != self.position:
-            last = "none so far" if step is None else f"that of step {step} last"
+        yielded, size = self.yielded or (None, 0)
+        if yielded != step:
+            last = "none so far" if yielded is None else f"that of step {yielded} last"
             raise RuntimeError(
-                f"the batch of step {self.position} must come from the private loader, which gave {last}: pass every "
+                f"the batch of step {step} must come from the private loader, which gave {last}: pass every "
                 "batch to optimizer.step exactly once, empty ones too, and begin a new pass over the loader after a "
                 "step that failed (itertools.cycle and lists give old batches again, whose cost in epsilon is "
                 "another). To step with batches of your own pass make_private_with_epsilon(without_guarantee=True)"

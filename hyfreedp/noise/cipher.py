@@ -141,10 +141,8 @@ def universal_hash(sums: Sequence[Tensor], key: bytes) -> bytes:
 
 
 def _to_host(tensors: Sequence[Tensor], key: bytes) -> list[Tensor]:
-    """What is hashed of each tensor, on the CPU, moved in one transfer, since each transfer waits for the device."""
+    """What is hashed of each tensor, on the CPU. All are on one device, and are moved in one transfer, which waits."""
     parts = [tensor.detach().reshape(-1).contiguous() for tensor in tensors]
-    if len({part.device for part in parts}) > 1:
-        return [data for part in parts for data in _to_host([part], key)]
     if not parts or where(parts[0].device) == CPU:
         return [part.cpu() for part in parts]
     table = secret_table(key, parts[0].device)

@@ -267,7 +267,7 @@ def test_epsilon_of_a_prefix_grows_to_that_of_the_run_and_its_parts_are_less():
     ("wrong", "message"),
     [
         (dict(steps=21), "split must be of this run, got steps=21, which is 20 here"),
-        (dict(sigma_gradient=0.0), "split must have a positive and finite sigma_gradient, got 0.0"),
+        (dict(sigma_gradient=0.0), r"split.sigma_gradient must be in \(0, inf\), got 0.0"),
     ],
 )
 def test_a_split_of_another_run_or_without_noise_is_refused(wrong, message):

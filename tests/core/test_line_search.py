@@ -64,13 +64,9 @@ def test_one_bad_record_moves_a_release_by_no_more_than_its_clip(where, bad):
     fits = []
     for losses in (LOSSES, extended):
         probe = LossSearch(rule="gen", eta=0.1)
-        batch = SimpleNamespace(
-            losses=iter(losses[[0, 2]]).__next__,
-            weighted=lambda losses: losses,
-            **{"noise_multiplier": 0.0, "expected_batch_size": 4.0, "generator": NoiseGenerator(0)},
-            processes=Processes(),
-            released=lambda: None,
-        )
+        batch = SimpleNamespace(losses=iter(losses[[0, 2]]).__next__, weighted=lambda losses: losses)
+        batch.noise_multiplier, batch.expected_batch_size, batch.generator = 0.0, 4.0, NoiseGenerator(0)
+        batch.processes, batch.released = Processes(), lambda: None
         fits.append(probe.probe_after_step(batch, losses[1], lambda distance: None)[0])
         assert math.isfinite(probe.eta) and math.isfinite(probe.loss_threshold) and probe.eta > 0
     slope, curvature = (abs(getattr(fits[0], name) - getattr(fits[1], name)) for name in ("slope", "curvature"))
