@@ -56,10 +56,6 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
         sampler: the Poisson sampler of the loader whose batches :meth:`step` takes.
         generator: source of all noise; each step and purpose gets a key of its own.
         processes: the processes that train this model together.
-
-    Attributes:
-        split: the noise multipliers of the run, and which of its steps have a probe or look.
-        ledger: counts what was released.
     """
 
     def __init__(
@@ -79,7 +75,7 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
         processes: Processes,
     ) -> None:
         super().__init__(optimizer)
-        self.module, self.preset, self.split, self.ledger = module, preset, split, PrivacyLedger(split)
+        self.module, self.preset, self.ledger = module, preset, PrivacyLedger(split)
         self._sampler, self._sampled = sampler, not without_guarantee
         self._base = BaseOptimizer(optimizer, module, learned=split.probe != "none", decays=preset.decay != "none")
         self.gradient_engine = gradient_engine
@@ -244,6 +240,11 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
     def history(self) -> list[dict[str, Any]]:
         """What was released, a copy of one row per step, see :meth:`StepRecord.to_dict`. Threat model: WR."""
         return [dict(row) for row in self._run.history]
+
+    @property
+    def split(self) -> NoiseSplit:
+        """The noise multipliers of the run, and which of its steps have a probe or look."""
+        return self.ledger.split
 
     @property
     def sampler(self) -> PoissonSampler:
