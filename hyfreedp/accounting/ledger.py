@@ -96,9 +96,3 @@ class PrivacyLedger:
                 if tag is not None:
                     loaded._count(step, kind, tag)
         self.steps, self.released = steps, loaded.released
-
-    def __repr__(self) -> str:
-        return (
-            f"{type(self).__name__}({self.steps} of {self.split.steps} steps, "
-            f"{self.split.probe_steps_before(self.steps)} of {self.split.probe_steps} probes)"
-        )

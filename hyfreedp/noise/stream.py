@@ -138,9 +138,6 @@ class NoiseGenerator:
         self.releases += 1
         return derive(self.key, purpose, self.releases)
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}(secure={self.secure})"  # never the key
-
 
 def as_generator(generator: NoiseGenerator | None) -> NoiseGenerator:
     """``generator``, or a new one if None; TypeError for others, such as torch's generators, which are not secure."""
