@@ -14,14 +14,7 @@ from hyfreedp.gradients.mapped import Pass, composed, rule
 
 @rule(F.scaled_dot_product_attention)
 def _attention(
-    one_pass: Pass,
-    func: Any,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    *args: Any,
-    **named: Any,
+    one_pass: Pass, func: Any, query: Any, key: Any, value: Any, attn_mask: Any = None, *args: Any, **named: Any
 ) -> Any:
     """Joins samples and other batch dimensions, since functorch cannot map this function on CPUs."""
     tensors: list[Any] = [one_pass.samples(t) for t in (query, key, value, attn_mask) if t is not None]

@@ -29,9 +29,9 @@ from hyfreedp.gradients.validate import check_module
 from hyfreedp.noise.random_states import random_states_kept
 from hyfreedp.pytorch.devices import without_autocast
 
-_NO_GRADIENT = (
-    "loss must have a gradient by the model's parameters: is it under no_grad, detached, or by another model?"
-)
+_NO_GRADIENT = "loss must have a gradient by the model: is it under no_grad, detached, or by another model?"
+# Parts of what torch says if a loss writes a sample's value into a new tensor, made by ``torch.zeros`` and the like.
+_INTO_FRESH = ("doesn't match the broadcast shape", "more elements than `self`", "inplace randomness on an unbatched")
 _SMALL = 2**10  # gradients of parameters of at most so many entries are joined in one tensor
 _MAX_ATTEMPTS = 50  # with other random numbers, until a sample alone decides as its piece did
 
@@ -41,10 +41,8 @@ class GradientEngine:
 
     The model is neither wrapped nor hooked nor changed; :func:`check_module` may refuse it (ValueError).
 
-    Activation (gradient) checkpointing works if it is non-reentrant: by ``torch.utils.checkpoint.checkpoint(layer, x,
-    use_reentrant=False)`` in the model, or for transformers by ``model.gradient_checkpointing_enable(
-    gradient_checkpointing_kwargs={"use_reentrant": False})``. It saves most if few weights are trained, as with LoRA,
-    since input and output gradient of a trained layer (or its weight's gradients) are kept until all norms are known.
+    Gradient checkpointing works if it is non-reentrant. It saves most if few weights are trained, as with LoRA, since
+    input and output gradient of a trained layer (or its weight's gradients) are kept until all norms are known.
 
     Args:
         module: the model, in train mode, with its final choice of trainable parameters.
@@ -143,7 +141,7 @@ class GradientEngine:
             except (Refused, torch.OutOfMemoryError, MemoryError):
                 raise
             except Exception as error:
-                if not self._own_factories and _writes_into_fresh(error):
+                if not self._own_factories and any(text in str(error) for text in _INTO_FRESH):
                     self._own_factories = True
                     todo.append(piece)
                     continue
@@ -221,7 +219,7 @@ class GradientEngine:
         if not trained or not value.requires_grad:
             return value.detach(), {}
         with unchanged(self.module), masks_traced():
-            gradients = zip(trained, _plain_gradients(value, trained), strict=True)
+            gradients = zip(trained, torch.autograd.grad(value, trained, allow_unused=True), strict=True)
         return value.detach(), {p: Instantiated(g[None]) for p, g in gradients if g is not None}
 
     def _add_clipped(self, gradients: Gradients, weights: Tensor | None) -> Tensor:
@@ -253,20 +251,6 @@ class GradientEngine:
         return norms
 
 
-def _plain_gradients(loss: Tensor, trained: Sequence[nn.Parameter]) -> Sequence[Tensor | None]:
-    """Gradients of one loss; if the model uses reentrant checkpointing, a ValueError says what to do."""
-    try:
-        return torch.autograd.grad(loss, trained, allow_unused=True)
-    except RuntimeError as error:
-        if "checkpoint" not in str(error).lower() or ".grad()" not in str(error):
-            raise
-        raise ValueError(
-            "the model uses reentrant checkpointing, in whose backward pass no per-sample gradients can be taken: pass "
-            "use_reentrant=False to torch.utils.checkpoint, or to transformers' gradient_checkpointing_enable "
-            "gradient_checkpointing_kwargs={'use_reentrant': False}"
-        ) from error
-
-
 def one_number(value: Any) -> Tensor:
     """The loss, or weight, of one record as a scalar; Refused if it is not a tensor with one real number."""
     if not isinstance(value, Tensor):
@@ -279,9 +263,3 @@ def one_number(value: Any) -> Tensor:
     if value.dtype.is_complex:
         raise Refused("loss must return a real number, got a complex one: return its absolute value")
     return value.reshape(())  # an operation that the pass intercepts, so that it refuses a tensor of another pass
-
-
-def _writes_into_fresh(error: Exception) -> bool:
-    """Whether the loss wrote a sample's value into a new tensor, made by ``torch.zeros`` and the like."""
-    texts = ("doesn't match the broadcast shape", "more elements than `self`", "inplace randomness on an unbatched")
-    return any(text in str(error) for text in texts)

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._C import _functorch
-from torch._functorch import vmap
+from torch._functorch import autograd_function, vmap
+from torch.autograd import Function
 
 # Sets whether functorch warns of an operation that it maps by a loop.
 warn_of_loops: Any = _functorch._set_vmap_fallback_warning_enabled  # type: ignore[attr-defined]
@@ -21,6 +22,7 @@ warn_of_loops: Any = _functorch._set_vmap_fallback_warning_enabled  # type: igno
 saved_hooks: Callable[[bool], Any] = torch._C._autograd._top_saved_tensors_default_hooks
 dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack  # how many are active
 unwrapped: Callable[[Tensor], Tensor] = _functorch.get_unwrapped  # the tensor that a wrapped one is one level outside
+custom_function_call: Any = autograd_function.custom_function_call  # ``apply`` of a Function, as modes meet it
 
 
 class Level:
@@ -30,7 +32,7 @@ class Level:
     """
 
     def __init__(self, size: int) -> None:
-        self.size, self.number = size, 0
+        self.size, self.number, self.is_left = size, 0, False  # whether code runs within left()
 
     def __enter__(self) -> Level:
         vmap.lazy_load_decompositions()
@@ -68,7 +70,7 @@ class Level:
     @contextmanager
     def left(self) -> Iterator[None]:
         """A context outside of this level (and of those within), in which one computes with tensors (B, ...)."""
-        inner = []
+        inner, before, self.is_left = [], self.is_left, True
         while (top := _functorch.peek_interpreter_stack()) is not None and top.level() >= self.number:
             inner.append(_functorch.pop_dynamic_layer_stack())
         try:
@@ -76,6 +78,7 @@ class Level:
         finally:
             for layer in reversed(inner):
                 _functorch.push_dynamic_layer_stack(layer)
+            self.is_left = before
 
 
 def is_wrapped(t: Any) -> bool:
@@ -91,18 +94,23 @@ def innermost(t: Tensor) -> Tensor:
 
 
 @contextmanager
-def maps_marked(mark: Callable[[Any], Any]) -> Iterator[None]:
-    """A context in which ``mark`` is called on the results of ``torch.vmap``, which no mode intercepts."""
-    unwrap = vmap._unwrap_batched
+def shown(mark: Callable[[Any], Any]) -> Iterator[None]:
+    """A context in which modes meet ``apply`` of any Function, and ``mark`` is called on results of ``torch.vmap``."""
+    unwrap, apply = vmap._unwrap_batched, vars(Function)["apply"]
 
     def marked(*args: Any, **kwargs: Any) -> Any:
         return mark(unwrap(*args, **kwargs))
 
-    vmap._unwrap_batched = marked
+    def applied(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        if torch._C._are_functorch_transforms_active() and cls.setup_context is Function.setup_context:
+            return custom_function_call(cls, *args, **kwargs)
+        return apply.__get__(None, cls)(*args, **kwargs)
+
+    vmap._unwrap_batched, Function.apply = marked, classmethod(applied)
     try:
         yield
     finally:
-        vmap._unwrap_batched = unwrap
+        vmap._unwrap_batched, Function.apply = unwrap, apply
         mark = lambda result: result  # noqa: E731, for torch.compile, which may have cached ``marked``
 
 

@@ -17,14 +17,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import lru_cache
 from typing import Any
 
 import torch
 import torch.utils.checkpoint
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
+from torch.autograd.function import Function, FunctionCtx, once_differentiable
 from torch.utils._device import DeviceContext
 from torch.utils._pytree import tree_map
 
@@ -74,9 +74,6 @@ class Unmappable(RuntimeError):
     """The loss does something that cannot be mapped, so its samples are computed one at a time."""
 
 
-_OWN_ERRORS = (Unmappable, Refused, Regroup)
-
-
 class Pass(Isolated):
     """One forward pass of samples that are mapped together, and its backward pass.
 
@@ -109,8 +106,7 @@ class Pass(Isolated):
         self._copies: dict[int, Tensor] = {}  # per-sample copies (B, *S) of parameters, by the parameter's id
         self._uses: dict[nn.Parameter, list[PerSampleGradients]] | None = None  # only during the backward pass
         self._raised: BaseException | None = None  # by an operation of the loss
-        self._checkpoints = False  # whether the model recomputes activations (gradient checkpointing)
-        self._paused = False
+        self.checkpoints = False  # whether the model recomputes activations (gradient checkpointing)
 
     # -- forward -------------------------------------------------------------------------------------------------------
 
@@ -121,27 +117,13 @@ class Pass(Isolated):
         uses a tensor of an earlier pass, or random numbers that are not the run's; Unmappable, or an error of
         functorch, if the loss cannot be mapped.
         """
-        if foreign_modes():
+        modes = [torch._C._get_function_stack_at(i) for i in range(torch._C._len_torch_function_stack())]
+        if functorch.dispatch_modes() > 0 or any(type(mode) is not DeviceContext for mode in modes):
             raise Unmappable("a mode around the step, which sees tensors of all samples")
         copies = [t.as_subclass(Tensor).clone() for t in tensors]  # a loss may write into its record
-        # Compiled functions run uncompiled; torch._dynamo is imported if there are any.
-        eager: Any = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
-        with eager, functorch.maps_marked(self._marked), self.level:
-            value = None
-            try:
-                with self:
-                    value = loss([self.of_sample(t) for t in copies])
-            finally:
-                raised, self._raised = self._raised, None
-                try:
-                    if raised is not None:  # even if the loss caught it, since it would catch it for all samples
-                        if value is not None and self.level.size > 1 and not isinstance(raised, _OWN_ERRORS):
-                            half = (self.level.size + 1) // 2  # so that others are not computed alone for one of them
-                            raise Regroup(lambda piece: piece.cut(half))
-                        raise raised
-                finally:
-                    del raised  # its traceback would keep this frame, and all tensors of the pass, alive
-            values = self.samples(value)
+        with self.entered():
+            value = loss([self.of_sample(t) for t in copies])
+        values = self.samples(value)
         if values is None:
             raise Unmappable("the loss belongs to a map within")
         copied = sum(copy.numel() * max(4, copy.element_size()) for copy in self._copies.values())
@@ -155,12 +137,12 @@ class Pass(Isolated):
         return self.mark(self.level.mapped(samples))
 
     def samples(self, t: Tensor) -> Tensor | None:
-        """The tensor (B, ...) behind a sample's tensor ``t``; a shared one is expanded. None if an inner map has it."""
+        """The tensor (B, ...) behind a sample's tensor ``t``; a shared one is repeated. None if an inner map has it."""
         if self.level.holds(t):
             return self.level.samples(t)
         if self.is_trained(t):
             return self._copy(t)
-        return None if is_wrapped(t) else t.expand(self.level.size, *t.shape)
+        return None if is_wrapped(t) else t.expand(self.level.size, *t.shape).clone()
 
     def is_trained(self, t: Any) -> bool:
         return id(t) in self.trained
@@ -179,14 +161,35 @@ class Pass(Isolated):
         return self.of_sample(y)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
-        if self._paused or func in operations.METADATA:
+        if self.level.is_left or func in operations.METADATA:
             return func(*args, **(kwargs or {}))
         try:
             return self._intercept(func, args, kwargs or {})
         except BaseException as error:
-            if self._uses is None:  # in a backward pass, a checkpoint's recomputation is ended by an exception
+            if type(error).__module__ != "torch.utils.checkpoint":  # whose recomputation is ended by an exception
                 self._raised = self._raised or error
             raise
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """A context within the level, for code of the loss. It raises what an operation raised, even if caught."""
+        # Compiled functions run uncompiled; torch._dynamo is imported if there are any.
+        eager: Any = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
+        caught = False
+        try:
+            with eager, functorch.shown(self._marked), self.level, self:
+                yield
+            caught = True
+        finally:
+            raised, self._raised = self._raised, None
+            try:
+                if raised is not None:  # the loss would have caught it for all samples
+                    if caught and self.level.size > 1 and not isinstance(raised, (Unmappable, Refused, Regroup)):
+                        half = (self.level.size + 1) // 2  # so that others are not computed alone for one of them
+                        raise Regroup(lambda piece: piece.cut(half))
+                    raise raised
+            finally:
+                del raised  # its traceback would keep this frame, and all tensors of the pass, alive
 
     def _intercept(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         if functorch.saved_hooks(False) is not None or functorch.dispatch_modes() > 0:
@@ -194,13 +197,14 @@ class Pass(Isolated):
         self.check_random_numbers(kwargs)
         given = operations.tensors_in(*args, *kwargs.values())
         for t in given:
-            if not self.is_own(t):
-                self._check_shared(t)
+            self.check(t)
         trained = not self.trained.keys().isdisjoint(map(id, given))
         if not trained and _is_ordinary(func) and "out" not in kwargs and not operations.calls_back(args, kwargs):
             return self._marked(func(*args, **kwargs))
         if func in operations.DECISIONS and is_wrapped(given[0]):
             return self._decided(*operations.asked(func, *args, **kwargs))
+        if func is functorch.custom_function_call and args[0] is not _SAVES_INPUTS and self.level.is_innermost():
+            return self._applied(*args, **kwargs)
         if (composed := _COMPOSED.get(func)) is not None:
             with self:  # intercepts what it calls
                 result = composed(*args, **kwargs)
@@ -258,11 +262,11 @@ class Pass(Isolated):
             raise Unmappable("a TorchDispatchMode")
         if getattr(functorch.saved_hooks(False)[0], "__module__", "") != "torch.utils.checkpoint":
             raise Unmappable("hooks on saved tensors")
-        self._checkpoints = True
+        self.checkpoints = True
 
-    def _check_shared(self, t: Any) -> None:
-        """Refuse a wrapped tensor of another pass. (functorch cannot tell passes apart, as it reuses level numbers.)"""
-        while is_wrapped(t) and not self.is_own(t):
+    def check(self, t: Any) -> None:
+        """Refuse a tensor of another pass, wrapped ones too. (functorch reuses its numbers of levels.)"""
+        while not self.is_own(t) and is_wrapped(t):
             if self.level.holds(t):
                 raise Unmappable("what no operation of torch shows, as a compiled script")
             t = functorch.unwrapped(t)
@@ -276,6 +280,28 @@ class Pass(Isolated):
         for t in operations.tensors_in(result):
             self.mark(t)
         return result
+
+    def _applied(self, function: Any, *args: Any) -> Any:
+        """The outputs of a ``torch.autograd.Function``, whose forward and backward see one sample, with such a ctx."""
+        own: Any = FunctionCtx()
+        args = self._repeated(args)
+        inputs = [self.samples(t) if is_wrapped(t) or getattr(t, "requires_grad", False) else None for t in args]
+        own.needs_input_grad = tuple(x is not None and x.requires_grad for x in inputs)
+        with torch.no_grad(), self:
+            if function.setup_context is Function.setup_context:
+                outputs = function.forward(own, *args)
+            else:
+                outputs = function.forward(*args)
+                function.setup_context(own, args, outputs)
+        if hasattr(own, "dirty_tensors") or getattr(function, "boxed_grads_call", False):
+            raise Unmappable(f"{function.__name__}, which writes into its inputs, or gets gradients in a list")
+        if not torch.is_grad_enabled():
+            return outputs
+        several = isinstance(outputs, tuple)
+        with self.level.left():
+            rows = _Function.apply(self, function, own, outputs if several else (outputs,), *inputs)
+        found = tuple(self.of_sample(y) if isinstance(y, Tensor) else y for y in rows)
+        return found if several else found[0]
 
     def _repeated(self, arg: Any) -> Any:
         """The argument, in which trained parameters are replaced by their per-sample copies."""
@@ -309,11 +335,7 @@ class Pass(Isolated):
         copies = [*self._copies.values()]
         uses: dict[nn.Parameter, list[PerSampleGradients]] = {}
         self._uses = uses
-        with ExitStack() as stack:
-            stack.enter_context(without_autocast(losses.device))  # it would round gradients
-            if self._checkpoints:
-                stack.enter_context(self.level)
-                stack.enter_context(self)
+        with without_autocast(losses.device), self.entered() if self.checkpoints else nullcontext():  # it would round
             found = functorch.backward(losses, [*copies, *self.trained.values(), self.anchor])
         self._uses = None
         if any(g is not None for g in found[len(copies) : -1]):
@@ -335,26 +357,14 @@ class Pass(Isolated):
             self._room -= p.numel() * max(4, gradients.gradients.element_size())
         self._uses.setdefault(p, []).append(gradients)
 
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """A context outside of the level, in which nothing is intercepted, even while activations are recomputed."""
-        before, self._paused = self._paused, True
-        try:
-            with self.level.left():
-                yield
-        finally:
-            self._paused = before
 
-
-class _Layer(torch.autograd.Function):
+class _Layer(Function):
     """A layer with a rule, see :meth:`Pass.layer`."""
 
     @staticmethod
-    def forward(
-        ctx: Any, one_pass: Pass, call: Call, backward: Backward, keeps_input: bool, x: Tensor, anchor: Tensor
-    ) -> Tensor:
+    def forward(ctx: Any, one_pass: Pass, call: Any, backward: Any, keeps: bool, x: Tensor, anchor: Tensor) -> Tensor:
         ctx.one_pass, ctx.backward_of = one_pass, backward
-        ctx.save_for_backward(*[x] * keeps_input)
+        ctx.save_for_backward(*[x] * keeps)
         y = call(x)
         # Before torch 2.9 autograd refuses in-place operations on an output that it takes for a view.
         return torch.ops.aten._unsafe_view(y, y.shape) if y._is_view() else y
@@ -363,12 +373,37 @@ class _Layer(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         saved = ctx.saved_tensors  # a checkpoint recomputes them here
-        with ctx.one_pass.paused():
+        with ctx.one_pass.level.left():
             x = saved[0].detach() if saved else None  # detached, so that gradients keep no graph alive
             return None, None, None, None, ctx.backward_of(x, g, ctx.needs_input_grad[4]), None
 
 
-def foreign_modes() -> bool:
-    """Whether function or dispatch modes are active in this thread, other than torch's default device."""
-    stack = [torch._C._get_function_stack_at(i) for i in range(torch._C._len_torch_function_stack())]
-    return functorch.dispatch_modes() > 0 or any(type(mode) is not DeviceContext for mode in stack)
+class _Function(Function):
+    """Joins the outputs of a Function of the loss to its inputs, see :meth:`Pass._applied`."""
+
+    @staticmethod
+    def forward(ctx: Any, one_pass: Any, function: Any, own: Any, outputs: Any, *inputs: Tensor | None) -> Any:
+        ctx.one_pass, ctx.function, ctx.own = one_pass, function, own
+        ctx.shapes = [None if x is None else x.shape[1:] for x in inputs]
+        saved, fixed = (vars(own).pop(name, ()) for name in ("to_save", "non_differentiable"))
+        for t in operations.tensors_in(saved, outputs):
+            one_pass.check(t)
+        ctx.mapped = [is_wrapped(t) for t in saved]
+        ctx.save_for_backward(*(one_pass.level.samples(t).detach() if is_wrapped(t) else t for t in saved))
+        ctx.set_materialize_grads(vars(own).get("materialize_grads", True))
+        rows = [one_pass.samples(y).detach() if isinstance(y, Tensor) else y for y in outputs]
+        ctx.mark_non_differentiable(*(rows[i] for i, y in enumerate(outputs) if any(y is one for one in fixed)))
+        return tuple(rows)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor | None) -> Any:
+        one_pass, own, saved = ctx.one_pass, ctx.own, zip(ctx.saved_tensors, ctx.mapped, strict=True)
+        own.saved_tensors = tuple(one_pass.of_sample(t) if mapped else t for t, mapped in saved)
+        with nullcontext() if one_pass.checkpoints else one_pass.entered():
+            found = ctx.function.backward(own, *(g if g is None else one_pass.of_sample(g) for g in gradients))
+            pairs = zip(found if isinstance(found, tuple) else (found,), ctx.shapes, strict=False)
+            summed = [g if g is None or shape is None else g.sum_to_size(shape) for g, shape in pairs]
+        del own.saved_tensors
+        with one_pass.level.left():
+            return None, None, None, None, *(g if g is None else one_pass.samples(g).detach() for g in summed)

@@ -21,8 +21,7 @@ def _attributes(names: str) -> set[Any]:
 _PLACES = _named("nonzero argwhere", Tensor, torch)  # their results depend only on where a tensor is zero
 DECISIONS = _named("__bool__ item __int__ __float__ __index__ __complex__ tolist is_nonzero __contains__", Tensor)
 DECISIONS |= _PLACES
-FACTORIES = _named("zeros ones full empty tensor arange eye linspace", torch)
-FACTORIES |= _named("zeros_like ones_like full_like empty_like", torch)
+FACTORIES = _named("zeros ones full empty tensor arange eye linspace zeros_like ones_like full_like empty_like", torch)
 FACTORIES |= _named("new_zeros new_ones new_full new_empty new_tensor", Tensor)
 METADATA = _attributes("shape dtype device ndim layout")
 METADATA |= _named("size dim numel is_floating_point __len__", Tensor)

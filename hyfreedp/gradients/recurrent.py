@@ -17,22 +17,12 @@ from hyfreedp.gradients.rules import samples_if_trained
 State = tuple[Tensor, ...]  # hidden state (B, H) and, for an LSTM, cell state (B, H)
 
 
-def unrolled(
-    mode: str,
-    input: Tensor,
-    hx: Any,
-    weights: list[Tensor],
-    has_biases: bool,
-    num_layers: int,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
-    batch_first: bool,
-) -> Any:
+def unrolled(mode: str, input: Tensor, hx: Any, weights: Any, *settings: Any) -> Any:
     """``torch.lstm``, ``gru``, ``rnn_tanh`` or ``rnn_relu``, as ``mode`` says, of inputs (B, T, I), by linear maps.
 
     Returns outputs, last hidden states and, for an LSTM, last cell states; NotImplemented for a packed sequence.
     """
+    has_biases, num_layers, dropout, train, bidirectional, batch_first = settings
     if not isinstance(has_biases, bool):  # the overload for packed sequences has other arguments
         return NotImplemented
     x = input if batch_first else input.transpose(0, 1)

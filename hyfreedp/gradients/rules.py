@@ -1,12 +1,8 @@
 """Rules for known layers: compute them on the plain tensors of all samples, and keep what parameter gradients need.
 
 Within a :class:`~.mapped.Pass` a rule replaces a torch function whose arguments are trained parameters: it computes the
-layer on the tensors (B, ...) behind the samples' tensors. To add one, decorate a function with :func:`~.mapped.rule`
-that calls :meth:`~.mapped.Pass.layer` with the layer and its backward pass. Rules are for speed only: without one, a
-parameter gets a copy for each sample, which is as fast for positions or scales.
-
-This file has the rules of linear maps, tables, norms and losses; convolutions, attention and recurrent layers have
-files of their own.
+layer on the tensors (B, ...) behind the samples' tensors. Rules are for speed only: without one, a parameter gets a
+copy for each sample, which is as fast for positions or scales. CONTRIBUTING.md says how to add one.
 """
 
 from __future__ import annotations

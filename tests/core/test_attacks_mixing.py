@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from opacus.layers import DPMultiheadAttention
 from torch import nn
-from twins import Built, by_hand, cross_entropy, make_batches, moved, refused
+from twins import Built, by_hand, cross_entropy, function, make_batches, moved, refused
 
 from hyfreedp.gradients import AutomaticClipping, GradientEngine
 
@@ -177,24 +177,10 @@ def penalised(model):
     return loss
 
 
-class Mixing(torch.autograd.Function):
-    """A function of one's own, which mixes where it sees a batch, forwards and backwards."""
-
-    @staticmethod
-    def forward(x):
-        return x - x.mean(0)
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        pass
-
-    @staticmethod
-    def backward(ctx, g):
-        return g / g.abs().sum()
-
-    @staticmethod
-    def vmap(info, dims, x):
-        return x - x.mean(0), 0
+def by_function(forward, backward):
+    """A Function of the user's own at the end of a model."""
+    own = function(forward, backward)
+    return lambda model: lambda b: F.cross_entropy(own.apply(model(b[0])), b[1])
 
 
 def hooked(model):
@@ -242,7 +228,8 @@ ROUTES = {
     "attention of other dimensions": of_inputs(attended),
     "a rolled number": of_inputs(lambda x: x + x.sum().roll(1)),
     "a gradient within": penalised,
-    "a function of one's own": lambda model: lambda b: F.cross_entropy(Mixing.apply(model(b[0])), b[1]),
+    "a function of one's own": by_function(lambda ctx, x: x - x.mean(0), lambda ctx, g: g / g.abs().sum()),
+    "a function and memory": by_function(lambda ctx, x: x + torch.tensor(x.untyped_storage()).sum(), lambda ctx, g: g),
     "a hook": hooked,
     "an average": averaging,
     "a tensor for all": shared,

@@ -38,16 +38,8 @@ def attention(
     return Built(forward, **parts, attention=layer)
 
 
-ATTENTIONS = [
-    {},
-    {"need_weights": False},
-    {"kind": "memory"},
-    {"kind": "three", "need_weights": False},
-    {"kind": "memory", "kdim": 6},
-    {"bias": False},
-    {"add_bias_kv": True},
-    {"add_zero_attn": True},
-]
+ATTENTIONS = [{}, {"need_weights": False}, {"kind": "memory"}, {"kind": "three", "need_weights": False}]
+ATTENTIONS += [{"kind": "memory", "kdim": 6}, {"bias": False}, {"add_bias_kv": True}, {"add_zero_attn": True}]
 
 
 def example_of(model: nn.Module) -> Example:

@@ -56,6 +56,12 @@ class Built(nn.Module):
         return self.run(self, *inputs)
 
 
+def function(forward: Callable[..., Any], backward: Callable[..., Any], **more: Callable[..., Any]) -> Any:
+    """A ``torch.autograd.Function`` of these static methods."""
+    methods = {"forward": forward, "backward": backward} | more
+    return type("Own", (torch.autograd.Function,), {name: staticmethod(method) for name, method in methods.items()})
+
+
 class Made(Dataset):
     """So many records, each made of its place by a function."""
 
