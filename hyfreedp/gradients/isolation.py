@@ -44,18 +44,17 @@ class Isolated(TorchFunctionMode):
             )
         return made_in is not None
 
-    def check_random_numbers(self, kwargs: dict[str, Any]) -> None:
-        """Refused if an operation would draw random numbers that do not come from the run's key."""
+    def check_random_numbers(self, *arguments: Any) -> None:
+        """Refused if an operation with these arguments would draw random numbers that are not of the run's key."""
         if _seed() != self._seed:
             raise Refused(
                 "torch's random numbers were seeded while a loss was computed, by it or by another thread: whoever "
                 "knows the seed knows dropout's masks. Seed nothing in the loss; numbers come from the run's key"
             )
-        if kwargs.get("generator") is not None:
+        if torch.Generator in map(type, arguments):
             raise Refused(
                 "the loss draws from a random generator of its own, which remembers how much was drawn for other "
-                "records: draw from the global generators of torch, NumPy or Python, whose numbers come from the run's "
-                "key"
+                "records: draw from the global ones of torch, NumPy or Python, whose numbers come from the run's key"
             )
 
 
@@ -63,7 +62,6 @@ class SingleSample(Isolated):
     """A mode around the loss of one sample that is computed alone.
 
     Args:
-        decisions: of the sample.
         trained: the parameters of which a map would have copies for each sample.
         guarded: the model's parameters, which are not marked, since the guard compares and restores them.
     """
@@ -80,7 +78,7 @@ class SingleSample(Isolated):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
-        self.check_random_numbers(kwargs)
+        self.check_random_numbers(*args, *kwargs.values())
         tensors = tensors_in(*args, *kwargs.values())
         shared = [t for t in tensors if not self.is_own(t)]  # also if an operation returns them as they are
         if func in GRADIENT:  # a backward pass within the loss has made it, or added to it

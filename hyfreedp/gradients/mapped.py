@@ -194,7 +194,7 @@ class Pass(Isolated):
     def _intercept(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         if functorch.saved_hooks(False) is not None or functorch.dispatch_modes() > 0:
             self._check_hooks()
-        self.check_random_numbers(kwargs)
+        self.check_random_numbers(*args, *kwargs.values())
         given = operations.tensors_in(*args, *kwargs.values())
         for t in given:
             self.check(t)
