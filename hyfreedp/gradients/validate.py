@@ -13,8 +13,8 @@ from hyfreedp.pytorch.devices import rounds_products
 def check_module(module: nn.Module) -> None:
     """ValueError for a module that cannot be trained privately. Called before a run, and at every step: it may change.
 
-    The message names the layers and the remedy, or says that nothing is trainable, that trained parameters are complex
-    or have hooks, or that float32 products are rounded. A frozen batch norm in eval mode, an affine map, is allowed.
+    The message names layers and remedy, or says that nothing is trainable, that parameters are complex, have hooks or
+    are on several devices, or that float32 products are rounded. A frozen batch norm in eval mode is allowed.
     """
     if rounds_products():
         raise ValueError(
@@ -22,14 +22,14 @@ def check_module(module: nn.Module) -> None:
             "larger than its norm says: call torch.set_float32_matmul_precision('highest'), and leave fp32_precision "
             "of torch.backends at 'none' or 'ieee'; autocast is not concerned"
         )
+    if len(devices := {str(p.device) for p in module.parameters()}) > 1:  # only one's random numbers would be secret
+        raise ValueError(f"all parameters must be on one device, got {', '.join(sorted(devices))}: call module.to(...)")
     trained = [p for p in module.parameters() if p.requires_grad]
     if not trained:
         raise ValueError("no parameter is trainable: set requires_grad on those to train")
     if any(p.is_complex() for p in trained):
         name = next(name for name, p in module.named_parameters() if p.requires_grad and p.is_complex())
-        raise ValueError(
-            f"parameter {name!r} is complex, and noise is real: train a real one, and use torch.view_as_complex of it"
-        )
+        raise ValueError(f"parameter {name!r} is complex, and noise is real: train a real one, and view_as_complex it")
     if any(p._backward_hooks or p._post_accumulate_grad_hooks for p in trained):
         raise ValueError(
             "trained parameters must have no hooks, which no gradient of a sample would pass: to freeze a part of one, "

@@ -28,6 +28,7 @@ def frozen(module: nn.Module) -> nn.Module:
         (nn.Embedding(3, 3, max_norm=1.0), "max_norm=None"),
         (nn.Linear(3, 3, dtype=torch.cdouble), r"parameter 'norm.weight' is complex, and noise is real: .*as_complex"),
         (nn.Embedding(3, 3, sparse=True), "sparse=False"),
+        (frozen(nn.Linear(3, 3, device="meta")), "on one device, got cpu, meta"),  # others' dropout would not be secret
     ],
 )
 def test_layers_that_mix_samples(layer, message) -> None:
