@@ -53,9 +53,9 @@ class Group:
         """Whether records also hold other values than tensors, such as strings."""
         return not all(isinstance(leaf, Slot) for leaf in leaves(self.form))
 
-    def record(self, tensors: Sequence[Tensor]) -> Any:
-        """A record with these tensors. Other values are copies, so that a loss cannot change them for other records."""
-        return map_leaves(lambda leaf: tensors[leaf.index] if isinstance(leaf, Slot) else copied(leaf), self.form)
+    def record(self, tensors: Sequence[Tensor], meet: Callable[[Tensor], Any] = lambda t: t) -> Any:
+        """A record with these tensors; other values are its own copies, with whose tensors ``meet`` is called."""
+        return map_leaves(lambda leaf: tensors[leaf.index] if isinstance(leaf, Slot) else copied(leaf, meet), self.form)
 
     def take(self, rows: Tensor | slice) -> Group:
         """The records at positions ``rows`` within the group."""
@@ -70,10 +70,7 @@ class Group:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Records:
-    """A batch of ``size`` samples whose records were collated one by one.
-
-    If ``owners``, each sample is a tuple of records of one owner.
-    """
+    """A batch of ``size`` samples, collated record by record; if ``owners``, each is a tuple of an owner's records."""
 
     groups: list[Group]
     size: int
@@ -225,9 +222,13 @@ def token_budget(tokens_of: Callable[[Any], int], budget: int) -> Callable[[Any]
     return lambda record: max(1, budget // max(1, check_count(named, tokens_of(record), 0)))
 
 
-def copied(leaf: Any) -> Any:
-    """A copy of a leaf that shares no memory with it."""
-    return leaf.clone() if isinstance(leaf, Tensor) else copy.deepcopy(leaf)
+def copied(leaf: Any, meet: Callable[[Tensor], Any] = lambda t: t) -> Any:
+    """A copy of a leaf that shares no memory with it; ``meet`` is called with each tensor in the copy."""
+    parts: dict[int, Any] = {}  # deepcopy's memory of all that it has copied
+    made = leaf.clone() if isinstance(leaf, Tensor) else copy.deepcopy(leaf, parts)
+    for tensor in [part for part in (made, *parts.values()) if isinstance(part, Tensor)]:
+        meet(tensor)
+    return made
 
 
 def _taken_apart(record: Any) -> tuple[list[Tensor], Any]:

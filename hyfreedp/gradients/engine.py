@@ -22,7 +22,7 @@ from hyfreedp.gradients import attention, convolution, recurrent, rules  # noqa:
 from hyfreedp.gradients.clipping import Clipping, bounded_factors
 from hyfreedp.gradients.guard import unchanged
 from hyfreedp.gradients.isolation import SingleSample, masks_traced
-from hyfreedp.gradients.mapped import Gradients, Pass
+from hyfreedp.gradients.mapped import Gradients, Pass, Unmappable
 from hyfreedp.gradients.per_sample import MEMORY_BUDGET, Instantiated, PerSampleGradients, sum_in_blocks, widened
 from hyfreedp.gradients.pieces import MOST_TOGETHER, Decisions, Partition, Piece, Regroup
 from hyfreedp.gradients.validate import check_module
@@ -75,8 +75,6 @@ class GradientEngine:
     def add(self, loss: Loss, batch: Any, weights: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Add sum_i w_i c_i g_i to the clipped sums; a sample whose gradient is not finite adds exactly zero.
 
-        A parameter on which the losses do not depend gets zeros.
-
         Args:
             loss: maps one record, as a batch of that record alone, to one number.
             batch: a batch, or a :class:`Partition`, which afterwards has the pieces that were computed.
@@ -128,7 +126,8 @@ class GradientEngine:
 
         Pieces are split where necessary; afterwards the partition has the pieces that were computed.
         """
-        todo, done, values_seen = partition.pieces[::-1], [], False
+        todo, done, values_seen = partition.pieces[::-1], [], len(partition.pieces) > 1
+        first: Any = {}  # gradients of the first sample that is computed alone
         while todo:
             piece, result = todo.pop(), None
             decisions = Decisions(piece.path, piece.wanted)
@@ -155,6 +154,7 @@ class GradientEngine:
                 for i in piece.positions.tolist():
                     sample = Piece(piece.group.take(slice(i, i + 1)), decisions.path, alone=True)
                     result = self._alone(loss, sample, partition.begin, trained)  # a wrong loss raises its error again
+                    first = first or dict(result[1])
                     done.append((sample, result[0]))
                     yield sample.rows, *result
             if self.fallback_reason is None:
@@ -168,19 +168,21 @@ class GradientEngine:
         if partition.coin is not None and done:
             piece, losses = min(done, key=lambda computed: (not computed[0].alone, len(computed[1])))
             if piece.alone or (values_seen and partition.coin()):
-                self._check_memoryless(loss, partition, piece, losses)
+                self._check_memoryless(loss, partition, piece, losses, first)
 
-    def _check_memoryless(self, loss: Loss, partition: Partition, piece: Piece, losses: Tensor) -> None:
-        """Refuse a loss in which Python code has kept something of a sample (which it sees by a decision, or alone).
+    def _check_memoryless(self, loss: Loss, partition: Partition, piece: Piece, losses: Tensor, first: Any) -> None:
+        """Refuse a loss in which Python code has kept something of a sample, seen by shape, in a decision, or alone.
 
-        The smallest piece is computed again after all others, and must have the same losses (n,).
+        The smallest piece, computed again, must have the same losses (n,); a sample alone also its ``first`` gradients.
         """
         if piece.alone:
-            again, _ = self._alone(loss, piece, partition.begin)
+            again, g = self._alone(loss, piece, partition.begin, list(first))
         else:  # with the trained parameters, so that rounding is the same
             partition.begin(piece, 0)
-            again, _ = self._mapped(loss, piece, Decisions(piece.path, piece.wanted), self._trained(), backward=False)
-        if not torch.allclose(again.to(losses), losses, rtol=1e-4, equal_nan=True):
+            again, g = self._mapped(loss, piece, Decisions(piece.path, piece.wanted), self._trained(), backward=False)
+        pairs: Any = zip(g.values(), first.values(), strict=False)
+        far = [(now.gradients - before.gradients).norm() > 0.01 * before.gradients.norm() for now, before in pairs]
+        if any(far) or g.keys() != first.keys() or not torch.allclose(again.to(losses), losses, 1e-4, equal_nan=True):
             raise Refused(
                 "the loss (or weight) of a record depends on those that were computed before it: let loss and model "
                 "keep nothing of a record, and draw from the global generators of torch, NumPy or Python"
@@ -196,7 +198,7 @@ class GradientEngine:
         group, budget, own = piece.group, self.memory_budget, self._own_factories
         one_pass = Pass(trained, len(group), decisions, memory_budget=budget, sharing=self._sharing, own_factories=own)
         with unchanged(self.module), masks_traced():
-            losses = one_pass.losses(lambda tensors: one_number(loss(group.record(tensors))), group.tensors)
+            losses = one_pass.losses(lambda some: one_number(loss(group.record(some, _not_mapped))), group.tensors)
             gradients = one_pass.gradients(losses) if trained and backward else {}
         if piece.wanted is None:
             return losses.detach(), gradients
@@ -214,7 +216,7 @@ class GradientEngine:
             with suppress(Regroup):  # which says that its decisions are not those of its path
                 with unchanged(self.module), masks_traced(), mode:
                     tensors = [mode.mark(t[0].clone()) for t in piece.group.tensors]  # a loss may write into them
-                    value = one_number(loss(piece.group.record(tensors)))[None]
+                    value = one_number(loss(piece.group.record(tensors, mode.mark)))[None]
                 break
         if not trained or not value.requires_grad:
             return value.detach(), {}
@@ -256,10 +258,12 @@ def one_number(value: Any) -> Tensor:
     if not isinstance(value, Tensor):
         raise Refused(f"loss (or weights) must return a tensor of one number for a record, got {type(value).__name__}")
     if value.numel() != 1:
-        raise Refused(
-            f"loss must return one number for a record, got shape {tuple(value.shape)}: return its mean, as a "
-            "criterion with its default reduction does"
-        )
+        raise Refused(f"loss must return one number for a record, got shape {tuple(value.shape)}: return its mean")
     if value.dtype.is_complex:
         raise Refused("loss must return a real number, got a complex one: return its absolute value")
     return value.reshape(())  # an operation that the pass intercepts, so that it refuses a tensor of another pass
+
+
+def _not_mapped(t: Tensor) -> None:
+    """Refuse to map a tensor that is not stacked: if a loss kept it, only :class:`SingleSample` would tell."""
+    raise Unmappable("a record has a tensor that cannot be stacked, or within an object")

@@ -142,8 +142,7 @@ class Partition:
         pieces: those with which a pass begins; after it, those that it has computed.
         begin: called with a piece and 0, or with a sample computed alone and attempt 1, 2, ..., to seed its random
             numbers. By default they are not seeded, and every pass begins with the caller's, which it does not use up.
-        coin: decides whether to check that the loss has kept nothing of a sample, if Python code saw anything of them.
-            If samples were computed alone this is always checked, since it costs little. None: never.
+        coin: decides whether to check the loss for memory of samples, if Python code saw any of them; None: never.
     """
 
     pieces: list[Piece]
