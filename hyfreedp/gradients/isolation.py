@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_map
 
 from hyfreedp.errors import Refused
 from hyfreedp.gradients.guard import bits_differ
-from hyfreedp.gradients.operations import ALIASES, DECISIONS, GRADIENT, asked, tensors_in, written
+from hyfreedp.gradients.operations import ALIASES, DECISIONS, GRADIENT, SIZED, asked, tensors_in, written
 from hyfreedp.gradients.pieces import Decisions
 
 _seed = torch.default_generator.initial_seed  # a function: the current seed of torch's random numbers
@@ -43,6 +43,13 @@ class Isolated(TorchFunctionMode):
                 "a batch (a cache, a memory, the last output) from one call to the next"
             )
         return made_in is not None
+
+    def with_sizes(self, func: Any, args: Any) -> Any:
+        """An operation's arguments, in which sizes that are tensors are numbers, by decisions of Python."""
+        if (first := SIZED.get(func)) is None or not tensors_in(*args[first:]):
+            return args
+        with self:
+            return *args[:first], *tree_map(lambda t: t.item() if isinstance(t, Tensor) else t, args[first:])
 
     def check_random_numbers(self, *arguments: Any) -> None:
         """Refused if an operation with these arguments would draw random numbers that are not of the run's key."""
@@ -79,6 +86,7 @@ class SingleSample(Isolated):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
         self.check_random_numbers(*args, *kwargs.values())
+        args = self.with_sizes(func, args)
         tensors = tensors_in(*args, *kwargs.values())
         shared = [t for t in tensors if not self.is_own(t)]  # also if an operation returns them as they are
         if func in GRADIENT:  # a backward pass within the loss has made it, or added to it

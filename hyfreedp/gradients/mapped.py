@@ -106,6 +106,7 @@ class Pass(Isolated):
         self._copies: dict[int, Tensor] = {}  # per-sample copies (B, *S) of parameters, by the parameter's id
         self._uses: dict[nn.Parameter, list[PerSampleGradients]] | None = None  # only during the backward pass
         self._raised: BaseException | None = None  # by an operation of the loss
+        self.copied: list[tuple[Tensor, int]] = []  # tensors of which one should be a view of another; their versions
         self.checkpoints = False  # whether the model recomputes activations (gradient checkpointing)
 
     # -- forward -------------------------------------------------------------------------------------------------------
@@ -126,6 +127,8 @@ class Pass(Isolated):
         values = self.samples(value)
         if values is None:
             raise Unmappable("the loss belongs to a map within")
+        if any(t._version != version for t, version in self.copied):
+            raise Unmappable("a write into a tensor that as_strided views, or into its view")
         copied = sum(copy.numel() * max(4, copy.element_size()) for copy in self._copies.values())
         if copied > self.memory_budget and self.level.size > 1:
             fitting = max(1, int(self.level.size * self.memory_budget / copied))
@@ -195,6 +198,7 @@ class Pass(Isolated):
         if functorch.saved_hooks(False) is not None or functorch.dispatch_modes() > 0:
             self._check_hooks()
         self.check_random_numbers(*args, *kwargs.values())
+        args = self.with_sizes(func, args)
         given = operations.tensors_in(*args, *kwargs.values())
         for t in given:
             self.check(t)
@@ -229,6 +233,7 @@ class Pass(Isolated):
             with self.level.left():
                 return args[0].apply(*args[1:])
         if func in operations.MEMORY_LAYOUT and is_wrapped(args[0]):  # answered for a contiguous tensor of one sample
+            args[0]._told_contiguous = True
             return func(torch.empty(args[0].shape, device="meta"), *args[1:], **kwargs)
         if any(isinstance(t, nn.Parameter) for t in operations.written(func, args, kwargs)):
             raise Refused(

@@ -23,6 +23,9 @@ DECISIONS = _named("__bool__ item __int__ __float__ __index__ __complex__ tolist
 DECISIONS |= _PLACES
 FACTORIES = _named("zeros ones full empty tensor arange eye linspace zeros_like ones_like full_like empty_like", torch)
 FACTORIES |= _named("new_zeros new_ones new_full new_empty new_tensor", Tensor)
+# By function the place of its first size among its arguments; it asks a tensor there for its value.
+SIZED = dict.fromkeys(_named("zeros ones empty arange", torch), 0)
+SIZED |= dict.fromkeys(_named("new_zeros new_ones new_empty narrow view reshape expand", Tensor), 1)
 METADATA = _attributes("shape dtype device ndim layout")
 METADATA |= _named("size dim numel is_floating_point __len__", Tensor)
 MEMORY_LAYOUT = _named("stride is_contiguous storage_offset", Tensor)

@@ -106,6 +106,18 @@ def _embedding_of_samples(input: Tensor, weight: Tensor, padding_idx: int | None
     return torch.where((input == padding_idx % len(weight))[..., None], rows.detach(), rows)
 
 
+@rule(torch.as_strided, Tensor.as_strided)
+def _as_strided(one_pass: Pass, func: Any, input: Any, size: Any, stride: Any, *offset: Any, **named: Any) -> Any:
+    """By each sample's own entries in order, if the loss was told that this is how they lie in memory."""
+    if offset or named or not one_pass.level.holds(input) or not hasattr(input, "_told_contiguous"):
+        return NotImplemented
+    x = one_pass.level.samples(input)
+    places = func(torch.arange(x.shape[1:].numel(), device=x.device), size, stride)  # an error beyond these entries
+    y = x.flatten(1)[:, places]
+    one_pass.copied += [(t, t._version) for t in (x, y)]
+    return one_pass.of_sample(y)
+
+
 def _mapped_if(fits: Callable[..., bool]) -> Callable[..., Any]:
     """Maps an operation only if its arguments fit, since functorch can take the samples for a sample's dimension."""
 

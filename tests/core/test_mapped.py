@@ -365,6 +365,16 @@ def triplet(m: nn.Module, x: Tensor, k: Tensor) -> Tensor:
     return F.triplet_margin_with_distance_loss(m(x), m(x.square()), m(-x), distance_function=distance)
 
 
+def strided(m: nn.Module, x: Tensor, told: bool = True, stride: int = 1, written: bool = False) -> Tensor:
+    """Overlapping windows of every other number."""
+    numbers = torch.cat([x, m.weight * x], 1)[0, ::2]
+    step = numbers.stride(0) if told else 2
+    windows = numbers.as_strided((2, 2), (step * stride, step))
+    if written:
+        numbers.mul_(2)
+    return windows.exp().sum() + windows[0].prod()
+
+
 LOSSES: dict[str, tuple[Loss, str | None]] = {  # and why they are not mapped
     "weights of classes": (weighted, None),
     "a variance": (lambda m, x, k: F.gaussian_nll_loss(m(x), x[:, :1], m(-x).exp()), None),
@@ -379,6 +389,13 @@ LOSSES: dict[str, tuple[Loss, str | None]] = {  # and why they are not mapped
     "a hook": (hooked, OWN),
     "memory": (lambda m, x, k: m(torch.from_numpy(x.numpy())).sum() * (1 + np.asarray(k)[0]), "memory"),
     "its text": (lambda m, x, k: m(x).sum() * (1 + ("1" in repr(k))), "memory"),
+    "sizes that are tensors": (
+        lambda m, x, k: m(x).sum() * torch.arange(k[0] + 2).sum() + x.new_ones(k[0]).sum(),
+        None,
+    ),
+    "windows": (lambda m, x, k: strided(m, x), None),
+    "windows without a look at strides": (lambda m, x, k: strided(m, x, told=False), "as_strided"),
+    "windows, and a write into what they view": (lambda m, x, k: strided(m, x, written=True), "a write"),
     "changes its record": (lambda m, x, k: m(x.mul_(2)).sum() * k.add_(1), None),
 }
 
