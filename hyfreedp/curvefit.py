@@ -57,7 +57,7 @@ def fit_quadratic(etas: ArrayLike, losses: ArrayLike, noise_std: ArrayLike = 0.0
     if x.ndim != 1 or x.shape != y.shape:
         raise ValueError(f"etas and losses must be vectors of one length, got shapes {x.shape} and {y.shape}")
     if not (np.isfinite(x).all() and np.isfinite(y).all()):
-        raise ValueError("etas and losses must be finite")
+        raise ValueError(f"etas and losses must be finite, got {x.tolist()} and {y.tolist()}")
     if np.unique(x).size < 3:
         raise ValueError(f"etas must hold at least three distinct values to determine a parabola, got {x.tolist()}")
     std = check_array("noise_std", noise_std)

@@ -291,7 +291,7 @@ def _check_clipping(clipping: Clipping | None, private: bool) -> Clipping:
             "or pass hyfreedp.AbadiClipping(max_grad_norm), which is Opacus's 'flat'"
         )
     if private and not 0 < float(clipping.sensitivity) < math.inf:
-        raise ValueError(f"clipping must bound the gradient when target_epsilon is finite, got {clipping}")
+        raise ValueError(f"clipping must bound gradients if target_epsilon is finite, got {clipping}: leave it out")
     return clipping
 
 

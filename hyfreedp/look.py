@@ -303,10 +303,8 @@ class LookedRate(RateLearner):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._c0, self._unit, self._level = state["c0"], state["unit"], state["level"]
-        self._start, self._average = (
-            [weight.to(p.device, copy=True) for weight, p in zip(state[name], self._parameters, strict=False)]
-            for name in ("start", "average")
-        )
+        self._start = [w.to(p.device, copy=True) for w, p in zip(state["start"], self._parameters, strict=False)]
+        self._average = [w.to(p.device, copy=True) for w, p in zip(state["average"], self._parameters, strict=False)]
 
     def __repr__(self) -> str:
         """All that does not change during a run."""
@@ -327,7 +325,7 @@ def displacement_per_gradient(optimizer: torch.optim.Optimizer, steps: int) -> t
         return 1.0, False
     if not isinstance(optimizer, torch.optim.SGD | torch.optim.RMSprop):
         raise ValueError(
-            f"optimizer must be SGD, RMSprop or of Adam's kin but RAdam, for its rate to be learned by looks, got "
+            "optimizer must be SGD, RMSprop or a variant of Adam other than RAdam if its rate is learned by looks, got "
             f"{type(optimizer).__name__}, whose steps may be of any size: choose AdamW, or preset='paper' or 'fixed'"
         )
     for name, usual in (("momentum", 0.9), ("dampening", 0), ("alpha", 0.99)):

@@ -43,13 +43,14 @@ class RunState:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state, all or nothing; errors as of :meth:`HyFreeDPOptimizer.load_state_dict`."""
         if not isinstance(state, Mapping) or "generator" not in state:
-            raise ValueError("the state must be what state_dict() of a private optimizer gave")
+            raise ValueError(f"state must be a private optimizer's state_dict(), got a {type(state).__name__}")
         key = state["generator"]["key"]
         self.processes.agree(steps=state["ledger"]["steps"], generator=hashlib.sha256(key.encode()).hexdigest()[:8])
         here, there = self.settings, state["settings"]
         for name in {**here, **there}:
             if here.get(name) != there.get(name):
-                raise ValueError(f"the state is of another run: {name} is {there.get(name)}, here {here.get(name)}")
+                difference = f"{name} is {there.get(name)}, here {here.get(name)}"
+                raise ValueError(f"the state is of another run: {difference}. Make the run as the saved one was made")
         check_same_model(self.parts["model"].state_dict(), state["model"])
         if self.ledger.released and key != self.parts["generator"].key.hex():
             raise ValueError(

@@ -165,9 +165,11 @@ def _vanilla_noise(split: NoiseSplit) -> float:
     per_step = min(max(per_step, 1 / LARGEST_NOISE), LARGEST_NOISE)  # mu may have become 0 or infinite
     sigma = _on_two_grids(noise, split.accountant, start=math.log1p(per_step**2) ** -0.5)
     if math.isinf(sigma):
-        raise ValueError(f"no noise up to {LARGEST_NOISE:g} reaches {budget} with accountant={split.accountant!r}")
+        reached = f"no noise up to {LARGEST_NOISE:g} reaches {budget} with accountant={split.accountant!r}"
+        raise ValueError(f"{reached}: choose a larger target_epsilon or target_delta")
     if sigma <= SMALLEST_NOISE:
-        raise ValueError(f"{budget} is reached with a noise multiplier below {SMALLEST_NOISE}, which protects nobody")
+        reached = f"{budget} is reached with a noise multiplier below {SMALLEST_NOISE}, which protects nobody"
+        raise ValueError(f"{reached}: choose a smaller target_epsilon")
     return sigma
 
 

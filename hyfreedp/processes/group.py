@@ -44,7 +44,7 @@ class Processes:
             group = dist.group.WORLD
         self.rank, self.size = (0, 1) if group is None else (dist.get_rank(group), dist.get_world_size(group))
         if self.rank < 0:
-            raise ValueError("process_group must hold this process, but it is one of other processes")
+            raise ValueError("process_group must hold this process: give one of which it is a member, or none")
         self._group = group
         self._device = device
 
