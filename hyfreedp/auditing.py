@@ -7,7 +7,7 @@ under randomized response, so many right guesses refute a claim. One run suffice
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Iterator, Sequence, Sized
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -107,11 +107,10 @@ def audit(
     """
     check_type("train", train, Callable, "a function of a data set")
     check_type("collate_fn", collate_fn, Callable, "a function of a list of records")
-    check_type("records", records, Sized, "a map-style data set, with a length")
-    check_type("canaries", canaries, Sized, "a list of records, with a length")
+    _length("records", records)
     check_number("confidence", confidence, "(0, 1)")
     check_number("delta", delta, "[0, 1)")
-    if len(canaries) < 2:
+    if _length("canaries", canaries) < 2:
         raise ValueError(f"canaries must be at least 2, some hundred rather, got {len(canaries)}")
     coins = NoiseGenerator(seed).child("canaries").uniform(len(canaries)).numpy() < 0.5
     included = [canary for canary, coin in zip(canaries, coins, strict=True) if coin]
@@ -132,6 +131,13 @@ def audit(
     ceiling = perfect_bound(2 * (len(canaries) // 2), len(canaries), delta, confidence)
     bound = lower_bound([score], [coins], delta, confidence)
     return Audit(claimed=claimed, ceiling=ceiling, delta=delta, confidence=confidence, **bound._asdict())
+
+
+def _length(name: str, records: Any) -> int:
+    try:
+        return len(records)
+    except TypeError:
+        raise TypeError(f"{name} must have a length, as a map-style data set, got {type(records).__name__}") from None
 
 
 class Bound(NamedTuple):

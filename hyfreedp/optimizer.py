@@ -107,9 +107,6 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
                 multiplies the clipped gradient, the vote, and the loss of a line search. A weight inside ``loss`` has
                 little effect, since gradients are normalised.
 
-        Warns:
-            UserWarning: at the first step, if a private run of this process has trained a layer of the model.
-
         Raises:
             BudgetExhausted: all planned steps are done, or the step was already released with other data.
             ValueError, TypeError: the model is in eval mode, one of its layers now mixes samples or keeps raw
@@ -121,7 +118,8 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
         the step is made of noise alone; only ``diagnostics=True`` warns of it, since the warning is not private.
 
         If a probe raises an error, the step is made at the old rate, and counted. If an error occurs between a look and
-        the gradient, weights and rate are restored, but the look is counted.
+        the gradient, weights and rate are restored, but the look is counted. The first step warns if another private
+        run of this process has trained a layer of the model.
         """
         t, learner = self.ledger.steps, self.rate_learner
         look = probe = probed = None
@@ -166,8 +164,9 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
         except BaseException:
             learner.undo()  # reverts a look, unless the step's gradient was released
             raise
-        finally:
-            self._clear()  # after an error, sums and gradients may be raw
+        finally:  # after an error, gradients and sums may be raw
+            self._base.clear_gradients()
+            self.gradient_engine.clear()
         diagnostics = None
         if self.diagnostics:
             join = self.processes.join_samples
@@ -193,7 +192,8 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
             )
         self._base.sync_scheduler()
         self.rate_learner.on_step_start(t)
-        self._clear()
+        self._base.clear_gradients()
+        self.gradient_engine.clear()
 
     def _check(self, t: int, loss: Loss, batch: Any) -> None:
         """Refuse step t if model, loss or batch are not what a private step takes."""
@@ -229,10 +229,6 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
         if self._sampled:
             self.sampler.position = self.ledger.steps
         self.rate_learner.on_gradient()
-
-    def _clear(self) -> None:
-        self._base.clear_gradients()
-        self.gradient_engine.clear()
 
     # -- the state of a run --------------------------------------------------------------------------------------------
 

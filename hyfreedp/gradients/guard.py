@@ -103,8 +103,7 @@ def _tensors(layers: Iterable[nn.Module], kind: str) -> dict[Place, Tensor]:
 
 def _replaced(before: dict[Place, Tensor], module: nn.Module) -> list[Place]:
     """The places of the state_dict that hold other parameters or buffers than before."""
-    layers = list(module.modules())
-    now = _tensors(layers, "_parameters") | _tensors(layers, "_buffers")
+    now = _tensors(module.modules(), "_parameters") | _tensors(module.modules(), "_buffers")
     other = [place for place in before | now if before.get(place) is not now.get(place)]
     return [(layer, name) for layer, name in other if name not in layer._non_persistent_buffers_set]
 

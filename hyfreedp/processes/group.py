@@ -45,8 +45,7 @@ class Processes:
         self.rank, self.size = (0, 1) if group is None else (dist.get_rank(group), dist.get_world_size(group))
         if self.rank < 0:
             raise ValueError("process_group must hold this process: give one of which it is a member, or none")
-        self._group = group
-        self._device = device
+        self._group, self._device = group, device
 
     def check_joined(self) -> None:
         """RuntimeError if ``init_process_group`` was called since: each process would train a run of its own."""
