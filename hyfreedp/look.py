@@ -180,12 +180,12 @@ class LookedRate(RateLearner):
         displacement, proportional = displacement_per_gradient(optimizer, steps)
         self._reach = math.sqrt(steps) * displacement  # how far noise of size 1 moves a weight in the run, at rate 1
         momentum = float(groups[0].get("momentum", 0.0))
-        self._to_come = {t: noise_to_come(schedule, t, momentum) for t in looks}
+        self._noise_to_come = {t: noise_to_come(schedule, t, momentum) for t in looks}
         # What the optimizer's steps are proportional to: for SGD the gradient's noise, or without noise its first size.
         self._unit = (noise_std or math.nan) if proportional else 1.0
         self._first, self._layers = eta, layers
         self._c0 = public_start(self._parameters, layers)
-        self._steps, self._made = steps, 0
+        self._steps, self._steps_made = steps, 0
         self._start: list[Tensor] = []
         self._average: list[Tensor] = []
         self._level = 1.0  # the current rate as a multiple of the first
@@ -202,7 +202,7 @@ class LookedRate(RateLearner):
 
     def on_step_start(self, step: int) -> None:
         """At the first step, keep the initial weights and compute the first rate."""
-        self._made = step
+        self._steps_made = step
         if step == 0:
             self._c0 = public_start(self._parameters, self._layers)  # again: now all processes have rank 0's weights
             self._start = [p.detach().clone() for p in self._parameters] if self._last_look else []
@@ -233,7 +233,7 @@ class LookedRate(RateLearner):
         self._undo = present, level
         self._level = level * (chosen / level) ** STRIDE
         along = self._level / level
-        if self._made > FIRST_LOOK_STEP:
+        if self._steps_made > FIRST_LOOK_STEP:
             along = min(1.0, along)
         if along != 1:
             self._set([start.lerp(p, along) for start, p in zip(self._start, present, strict=True)])
@@ -243,10 +243,10 @@ class LookedRate(RateLearner):
     @torch.no_grad()
     def _ray(self, present: list[Tensor]) -> tuple[Tensor, ...]:
         """r, such that the points to compare are w_0 + (c_j / c_0) r: the steps so far and the noise to come."""
-        public = NoiseGenerator(PUBLIC_SEED).child("look", self._made)
+        public = NoiseGenerator(PUBLIC_SEED).child("look", self._steps_made)
         ray = torch._foreach_sub(present, self._start)
         torch._foreach_div_(ray, self._level)
-        displacement = self._first_eta * self._reach * self._unit * self._to_come[self._made]
+        displacement = self._first_eta * self._reach * self._unit * self._noise_to_come[self._steps_made]
         for i, (direction, ratio) in enumerate(zip(ray, self._ratios, strict=True)):
             z = public.child("z", i).normal(*direction.shape, device=direction.device)
             direction.add_(z.to(direction), alpha=displacement * ratio)
@@ -270,15 +270,15 @@ class LookedRate(RateLearner):
     @torch.no_grad()
     def on_step_end(self) -> None:
         """Add the weights after a step to the average; after the last step the model gets the average."""
-        self._made += 1
-        if self._made > self._last_look:
+        self._steps_made += 1
+        if self._steps_made > self._last_look:
             self._start = []
         wide = [p.detach().to(torch.promote_types(p.dtype, torch.float32)) for p in self._parameters]
         if not self._average:
             self._average = [weight.clone() for weight in wide]
         else:
-            torch._foreach_lerp_(self._average, wide, (1 + AVERAGE_POWER) / (self._made + AVERAGE_POWER))
-        if self._made == self._steps:
+            torch._foreach_lerp_(self._average, wide, (1 + AVERAGE_POWER) / (self._steps_made + AVERAGE_POWER))
+        if self._steps_made == self._steps:
             self._set(self._average)
             self._average = []
 

@@ -87,7 +87,7 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
         self._generator = generator
         parts = {"model": module, "rate": self.rate_learner, "sampler": sampler, "generator": generator}
         self._run = RunState(self._base, self.ledger, parts, self._describe(), processes)
-        self._wired_by = os.getpid()
+        self._process_id = os.getpid()
         self._loss_compared = False  # whether check_plain_loss is done
 
     # -- Algorithm 1 ---------------------------------------------------------------------------------------------------
@@ -177,7 +177,7 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
 
     def _begin(self, t: int) -> None:
         """Prepare step t, or refuse it, before the batch is looked at."""
-        if os.getpid() != self._wired_by:
+        if os.getpid() != self._process_id:
             raise RuntimeError(
                 "this run was wired before the process was forked, so parent and child would release with the same "
                 "noise: call make_private_with_epsilon in the process that trains"

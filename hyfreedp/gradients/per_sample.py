@@ -83,22 +83,22 @@ class Instantiated(PerSampleGradients):
 class OuterProducts(PerSampleGradients):
     """g_i = sum_t left_it right_it^T, with left (B, T, p) and right (B, T, d); the parameter has p d entries.
 
-    To save memory, ``right`` may be a smaller tensor from which ``made`` computes right at each use.
+    To save memory, ``right`` may be a smaller tensor from which ``right_of`` computes right at each use.
     """
 
-    def __init__(self, left: Tensor, right: Tensor, made: Callable[[Tensor], Tensor] = lambda right: right) -> None:
-        self.left, self._source, self._made = left, right, made
+    def __init__(self, left: Tensor, right: Tensor, right_of: Callable[[Tensor], Tensor] = lambda x: x) -> None:
+        self.left, self._source, self._right_of = left, right, right_of
 
     @property
     def right(self) -> Tensor:
-        return self._made(self._source)
+        return self._right_of(self._source)
 
     @property
     def block(self) -> int:
         tokens = max(1, self.left.shape[1])
         if self.left.device.type != "cpu":
             return min(_BLOCK, max(1, _LONGEST // tokens))
-        large = min(self.left.shape[2], self._made(self._source[:1]).shape[2]) >= _LARGE
+        large = min(self.left.shape[2], self._right_of(self._source[:1]).shape[2]) >= _LARGE
         return max(1, _BLOCK * (_ROWS_OF_BLAS if large else 1) // tokens)
 
     @cached_property
@@ -136,7 +136,7 @@ class OuterProducts(PerSampleGradients):
         return widened(self.left).mT @ widened(self.right)
 
     def select(self, samples: Tensor | slice) -> OuterProducts:
-        return OuterProducts(self.left[samples], self._source[samples], self._made)
+        return OuterProducts(self.left[samples], self._source[samples], self._right_of)
 
     def cheaper(self, memory: float) -> OuterProducts | Instantiated:
         p, d = self.left.shape[2], self.right.shape[2]

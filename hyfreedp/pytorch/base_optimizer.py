@@ -41,12 +41,12 @@ class BaseOptimizer:
         self.optimizer = optimizer
         before: BaseOptimizer | None = getattr(optimizer, "_private_owner", None)
         rates = _rates_of(optimizer)
-        if before is not None and rates == before._rates:
-            rates = before._given
+        if before is not None and rates == before._last_rates:
+            rates = before._initial_rates
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate
-        self._given: list[float] = rates
-        self._rates: list[float] = rates
+        self._initial_rates: list[float] = rates
+        self._last_rates: list[float] = rates
         if not all(rate > 0 for rate in rates):
             raise ValueError(f"optimizer must have positive learning rates (their ratios are kept), got {rates}")
         self.follows = not (learned or decays)
@@ -64,7 +64,7 @@ class BaseOptimizer:
     @property
     def eta(self) -> float:
         """The first group's initial rate, or its current one if the optimizer ``follows`` a scheduler."""
-        return float(self.optimizer.param_groups[0]["lr"]) if self.follows else self._given[0]
+        return float(self.optimizer.param_groups[0]["lr"]) if self.follows else self._initial_rates[0]
 
     def check(self) -> None:
         """Refuse a model whose trainable parameters have changed, and an optimizer that another run has taken over.
@@ -104,7 +104,7 @@ class BaseOptimizer:
 
     def note_rates(self) -> None:
         """Remember that the groups' current rates were set here."""
-        self._rates = _rates_of(self.optimizer)
+        self._last_rates = _rates_of(self.optimizer)
 
     def sync_scheduler(self) -> None:
         """Handle rates that something else, such as a torch scheduler, has set since the last step.
@@ -112,7 +112,7 @@ class BaseOptimizer:
         A run that learns its rate ignores them, with a warning; a run with a decay of its own raises ValueError.
         """
         owner = self.optimizer._private_owner  # type: ignore[attr-defined]
-        if self.follows or self._warned or owner is not self or _rates_of(self.optimizer) == self._rates:
+        if self.follows or self._warned or owner is not self or _rates_of(self.optimizer) == self._last_rates:
             return
         if not self._learned:
             raise ValueError(
