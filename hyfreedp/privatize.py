@@ -80,6 +80,7 @@ def privatize_loss(
         ValueError: an argument is out of range.
     """
     check_type("losses", losses, Tensor, "a tensor, the last dimension of which is the samples")
+    check_type("add_up", add_up, Callable | None, "a function of a list of tensors")
     if losses.is_complex():
         raise TypeError(f"losses must be real numbers, got {losses.dtype}")
     threshold = check_number("threshold", threshold, "(0, inf]")

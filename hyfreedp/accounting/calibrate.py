@@ -168,8 +168,7 @@ def _vanilla_noise(split: NoiseSplit) -> float:
         reached = f"no noise up to {LARGEST_NOISE:g} reaches {budget} with accountant={split.accountant!r}"
         raise ValueError(f"{reached}: choose a larger target_epsilon or target_delta")
     if sigma <= SMALLEST_NOISE:
-        reached = f"{budget} is reached with a noise multiplier below {SMALLEST_NOISE}, which protects nobody"
-        raise ValueError(f"{reached}: choose a smaller target_epsilon")
+        raise ValueError(f"{budget} has noise multiplier below {SMALLEST_NOISE}, which protects nobody: lower epsilon")
     return sigma
 
 
