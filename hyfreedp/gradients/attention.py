@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from types import FunctionType
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hyfreedp.gradients.compositions import entered
 from hyfreedp.gradients.mapped import Pass, composed, rule
 
 
@@ -39,13 +39,4 @@ def _projected(q: Tensor, k: Tensor, v: Tensor, weight: Tensor, bias: Tensor | N
     return parts if q.shape[1] == k.shape[1] == 1 else [part.contiguous() for part in parts]  # whose heads are a view
 
 
-def _entered(function: Any, **replaced: Any) -> Any:
-    """A Python function of torch, such that a pass intercepts each of its operations; some may be ``replaced``."""
-    checks = dict.fromkeys(("has_torch_function", "has_torch_function_variadic"), lambda *tensors: False)
-    names = function.__globals__ | checks | replaced
-    return FunctionType(function.__code__, names, function.__name__, function.__defaults__)
-
-
-composed(_entered(F.multi_head_attention_forward, _in_projection_packed=_projected), F.multi_head_attention_forward)
-for _function in (F.gaussian_nll_loss, F.triplet_margin_with_distance_loss):  # one asks for values, one calls back
-    composed(_entered(_function), _function)
+composed(entered(F.multi_head_attention_forward, _in_projection_packed=_projected), F.multi_head_attention_forward)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from hyfreedp.checks import check_count
 from hyfreedp.data.batches import Loss
 from hyfreedp.errors import Refused
-from hyfreedp.gradients import attention, convolution, recurrent, rules  # noqa: F401, registers them
+from hyfreedp.gradients import attention, compositions, convolution, recurrent, rules  # noqa: F401, registers them
 from hyfreedp.gradients.clipping import Clipping, bounded_factors
 from hyfreedp.gradients.guard import unchanged
 from hyfreedp.gradients.isolation import SingleSample, masks_traced

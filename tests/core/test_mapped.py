@@ -375,7 +375,48 @@ def strided(m: nn.Module, x: Tensor, told: bool = True, stride: int = 1, written
     return windows.exp().sum() + windows[0].prod()
 
 
+class Bags(nn.Module):
+    """A table of eight rows, of which each record uses five, one twice, and perhaps that of the padding."""
+
+    def __init__(self, **named: Any) -> None:
+        super().__init__()
+        self.table, self.factors = nn.EmbeddingBag(8, 3, **named), nn.Bilinear(3, 3, 1)
+
+    def forward(self, x: Tensor, k: Tensor) -> Tensor:
+        rows = torch.stack([k, k, k + 1, k + 2, 7 - k], 1)
+        weights = None if self.table.mode != "sum" else x[:, [0, 1, 2, 1, 0]]
+        return self.factors(self.table(rows, per_sample_weights=weights), x)
+
+
+@pytest.mark.parametrize(
+    "named", [{}, {"padding_idx": 2}, {"padding_idx": -7, "mode": "sum"}, {"mode": "max"}], ids=str
+)
+def test_bags_of_rows(named) -> None:
+    if named.get("mode") == "max":
+        named |= {"padding_idx": 0}
+    assert_exact(example_of(lambda m, x, k: m(x, k).square().sum(), Bags(**named)))
+
+
+def divergences(m: nn.Module, x: Tensor, k: Tensor) -> Tensor:
+    found, sought = m(x * torch.arange(4.0)[:, None]).T.log_softmax(1), F.one_hot(k, 4).double()
+    smooth = torch.log(0.9 * sought + 0.025)
+    return F.kl_div(found, sought, reduction="batchmean") + F.kl_div(found, smooth, reduction="sum", log_target=True)
+
+
+def margins(m: nn.Module, x: Tensor, k: Tensor) -> Tensor:
+    better = F.margin_ranking_loss(m(x)[:, 0], m(x.square())[:, 0], 1.0 - k, margin=0.5)
+    apart = F.triplet_margin_loss(m(x) * x, m(x.square()) * x, m(-x) + x, swap=True)
+    return better + apart + F.soft_margin_loss(m(x), torch.ones(1, 1))
+
+
+def written(m: nn.Module, x: Tensor, k: Tensor) -> Tensor:
+    return (m(x) * x).clamp_(min=0.1).pow_(3).sum() + m(x).square_().sum()
+
+
 LOSSES: dict[str, tuple[Loss, str | None]] = {  # and why they are not mapped
+    "divergences": (divergences, None),
+    "margins": (margins, None),
+    "operations in place": (written, None),
     "weights of classes": (weighted, None),
     "a variance": (lambda m, x, k: F.gaussian_nll_loss(m(x), x[:, :1], m(-x).exp()), None),
     "a distribution": (lambda m, x, k: -torch.distributions.Normal(m(x), m(-x).exp()).log_prob(x).sum(), None),
