@@ -26,12 +26,11 @@ from hyfreedp.look import LookedRate
 from hyfreedp.noise import NoiseGenerator
 from hyfreedp.noise.cipher import computes_noise
 from hyfreedp.optimizer import HyFreeDPOptimizer
-from hyfreedp.preset import PAPER_RATE, Preset, refuse_unknown, resolve, takes_preset_fields
+from hyfreedp.preset import PAPER_RATE, Preset, RunPlan, refuse_unknown, resolve, takes_preset_fields
 from hyfreedp.processes.group import Processes
 from hyfreedp.processes.same_records import check_same_records
 from hyfreedp.pytorch.checkpoint import read_checkpoint, write_checkpoint
 from hyfreedp.pytorch.devices import CPU, keep_freed_memory, kernels
-from hyfreedp.schedule import decay_factor
 
 
 class PrivacyEngine:
@@ -167,10 +166,11 @@ class PrivacyEngine:
             terms = settings.releases(total) | {"target_epsilon": target_epsilon, "target_delta": target_delta}
             terms |= {"sample_rate": sampler.sample_rate, "records_per_person": records_per_person}
             split = calibrate_noise(**terms) if split is None else recounted(split, **terms)
+            plan = RunPlan(settings, split)
             clipping = _check_clipping(clipping, private)
             expected_batch_size = sampler.sample_rate * sampler.num_records
             noise_std = split.sigma_gradient * clipping.sensitivity / expected_batch_size if private else 0.0
-            rate_learner = _make_rate_learner(settings, split, module, optimizer, noise_std)
+            rate_learner = _make_rate_learner(plan, module, optimizer, noise_std)
             sharing = math.ceil(expected_batch_size / processes.size)
             if max_physical_batch_size is not None and not callable(max_physical_batch_size):
                 name = "max_physical_batch_size, unless it is None or a function of a record,"
@@ -198,8 +198,7 @@ class PrivacyEngine:
         private_optimizer = HyFreeDPOptimizer(
             optimizer,
             module=module,
-            preset=settings,
-            split=split,
+            plan=plan,
             gradient_engine=GradientEngine(module, clipping, memory_budget=memory_budget, sharing=sharing),
             rate_learner=rate_learner,
             sampler=sampler,
@@ -303,13 +302,13 @@ def _check_own(path: str | os.PathLike[str], module: nn.Module, optimizer: HyFre
 
 
 def _make_rate_learner(
-    settings: Preset, split: NoiseSplit, module: nn.Module, optimizer: torch.optim.Optimizer, noise_std: float
+    plan: RunPlan, module: nn.Module, optimizer: torch.optim.Optimizer, noise_std: float
 ) -> RateLearner | None:
     """The learner of the preset, or None for a fixed rate; ``noise_std`` is that of each entry of the gradient."""
+    settings = plan.preset
     if settings.probe == "look":
-        schedule = [decay_factor(t, split.steps, settings.decay, settings.decay_start) for t in range(split.steps)]
-        layers = list(module.modules())
-        return LookedRate(optimizer, schedule, split.vote_steps, noise_std, settings.initial_learning_rate, layers)
+        schedule, looks = [plan.rate_factor(t) for t in range(plan.split.steps)], plan.split.vote_steps
+        return LookedRate(optimizer, schedule, looks, noise_std, settings.initial_learning_rate, list(module.modules()))
     if settings.probe == "losses":
         return LossSearch(
             rule=settings.step_rule,

@@ -26,14 +26,13 @@ from hyfreedp.gradients.step_batch import StepBatch, Weights
 from hyfreedp.gradients.validate import check_module
 from hyfreedp.learner import FixedRate, RateLearner
 from hyfreedp.noise import NoiseGenerator
-from hyfreedp.preset import Preset
+from hyfreedp.preset import RunPlan
 from hyfreedp.privatize import privatize_gradient
 from hyfreedp.processes.group import Processes
 from hyfreedp.pytorch.base_optimizer import BaseOptimizer
 from hyfreedp.pytorch.records import StepRecord, raw_values
 from hyfreedp.pytorch.wrapper import OptimizerWrapper, Unprepared, check_arguments, run_step_hooks
 from hyfreedp.run_state import RunState
-from hyfreedp.schedule import decay_factor
 from hyfreedp.statement import Statement
 
 _TRAINED: WeakSet[nn.Module] = WeakSet()  # models and layers that private steps of this process have trained
@@ -49,8 +48,7 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
 
     Args:
         optimizer: the base optimizer, over exactly the trainable parameters of ``module``.
-        preset: the settings of the run.
-        split: what each step releases, and with how much noise.
+        plan: what each step releases, and with how much noise.
         gradient_engine: clips and sums the per-sample gradients of ``module``.
         rate_learner: learns the rate; None: the base optimizer's own rates are used.
         sampler: the Poisson sampler of the loader whose batches :meth:`step` takes.
@@ -63,8 +61,7 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
         optimizer: torch.optim.Optimizer,
         *,
         module: nn.Module,
-        preset: Preset,
-        split: NoiseSplit,
+        plan: RunPlan,
         gradient_engine: GradientEngine,
         rate_learner: RateLearner | None,
         sampler: PoissonSampler,
@@ -75,9 +72,10 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
         processes: Processes,
     ) -> None:
         super().__init__(optimizer)
-        self.module, self.preset, self.ledger = module, preset, PrivacyLedger(split)
+        self.module, self.plan, self.ledger = module, plan, PrivacyLedger(plan.split)
         self._sampler, self._sampled = sampler, not without_guarantee
-        self._base = BaseOptimizer(optimizer, module, learned=split.probe != "none", decays=preset.decay != "none")
+        learned, decays = self.split.probe != "none", plan.preset.decay != "none"
+        self._base = BaseOptimizer(optimizer, module, learned=learned, decays=decays)
         self.gradient_engine = gradient_engine
         self.rate_learner = rate_learner or FixedRate(self._base)
         self.expected_batch_size = sampler.sample_rate * sampler.num_records
@@ -148,7 +146,7 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
                 pieces = samples.new_pass()
                 losses, norms = self.gradient_engine.add(samples.loss, pieces, samples.weights)  # lines 2 and 3
             self._release_gradient(t)  # line 4
-            eta = learner.eta * decay_factor(t, self.split.steps, self.preset.decay, self.preset.decay_start)
+            eta = learner.eta * self.plan.rate_factor(t)
             if math.isnan(eta):  # no rate is known yet, since all gradients so far were zero
                 eta = 0.0
             if kind == "losses":
@@ -240,7 +238,7 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
     @property
     def split(self) -> NoiseSplit:
         """The noise multipliers of the run, and which of its steps have a probe or look."""
-        return self.ledger.split
+        return self.plan.split
 
     @property
     def sampler(self) -> PoissonSampler:
@@ -329,7 +327,7 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
             "clipping": repr(self.gradient_engine.clipping),
             "rate learner": repr(self.rate_learner),
             "learning rate": repr(self._base.eta) if self.split.probe == "none" else "learned",
-            "decay": f"{self.preset.decay} from {self.preset.decay_start!r}",
+            "decay": f"{self.plan.preset.decay} from {self.plan.preset.decay_start!r}",
             **self._base.settings(),
             "noise": "secure" if self._generator.secure else "standard",
         }

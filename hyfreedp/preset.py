@@ -1,4 +1,4 @@
-"""Presets (the settings of the method), and the arguments that change them."""
+"""Presets (the settings of the method), the arguments that change them, and the plan of a run that follows."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from inspect import Parameter, signature
 from typing import Any, ParamSpec, TypeVar
 
 from hyfreedp.accounting.accountants import Accountant
-from hyfreedp.accounting.split import Allocation, Probe
+from hyfreedp.accounting.split import Allocation, NoiseSplit, Probe
 from hyfreedp.checks import check_choice, check_number, check_type, nearest
 from hyfreedp.line_search import LossThresholdRule, StepRule
-from hyfreedp.schedule import Decay, look_steps
+from hyfreedp.schedule import Decay, decay_factor, look_steps
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -153,3 +153,15 @@ def resolve(preset: str | Preset, changes: Mapping[str, Any], steps: int) -> Pre
     if settings.probe == "losses" and "interval" not in changes:
         settings = replace(settings, interval=min(settings.interval, steps))
     return settings
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """The settings of a run; which of its steps release what, with how much noise; and the schedule of its rate."""
+
+    preset: Preset
+    split: NoiseSplit
+
+    def rate_factor(self, t: int) -> float:
+        """The decay's factor on the learning rate at step t."""
+        return decay_factor(t, self.split.steps, self.preset.decay, self.preset.decay_start)

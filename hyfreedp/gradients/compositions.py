@@ -35,20 +35,10 @@ def _bilinear(input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | Non
 
 
 def _embedding_bag(
-    input: Tensor,
-    weight: Tensor,
-    offsets: Any = None,
-    max_norm: Any = None,
-    norm_type: float = 2.0,
-    scale_grad_by_freq: bool = False,
-    mode: str = "mean",
-    sparse: bool = False,
-    per_sample_weights: Tensor | None = None,
-    include_last_offset: bool = False,
-    padding_idx: int | None = None,
+    input: Tensor, weight: Tensor, *, mode: str, per_sample_weights: Any, padding_idx: int | None, **named: Any
 ) -> Any:
     """Of bags of one length, (R, L): sums or means of rows, none of which is of the padding."""
-    if input.dim() != 2 or mode == "max" or max_norm is not None or scale_grad_by_freq:
+    if input.dim() != 2 or mode == "max" or named["max_norm"] is not None or named["scale_grad_by_freq"]:
         return NotImplemented
     counted = torch.ones_like(input) if padding_idx is None else (input != padding_idx % len(weight)).long()
     weights = counted if per_sample_weights is None else counted * per_sample_weights
