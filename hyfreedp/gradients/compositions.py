@@ -25,7 +25,7 @@ def entered(function: Any, **replaced: Any) -> Any:
 
 def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
     """g v / ||v||, with a norm for each index of dimension ``dim``; -1: one norm."""
-    others = [d for d in range(v.dim()) if d != dim]
+    others = [d for d in range(v.dim()) if dim == -1 or d != dim % v.dim()]
     return v * (g / torch.linalg.vector_norm(v, dim=others, keepdim=True))
 
 

@@ -58,8 +58,7 @@ class Level:
 
     def samples(self, t: Tensor) -> Tensor:
         """The tensor (B, ...) behind a tensor that this level holds."""
-        dim = _functorch.maybe_get_bdim(t)
-        values = unwrapped(t)
+        dim, values = _functorch.maybe_get_bdim(t), unwrapped(t)
         return values if dim == 0 else values.movedim(dim, 0)
 
     def is_innermost(self) -> bool:
@@ -87,8 +86,8 @@ def is_wrapped(t: Any) -> bool:
 
 
 def innermost(t: Tensor) -> Tensor:
-    """The plain tensor within a tensor that may be wrapped by several levels."""
-    while is_wrapped(t):
+    """The tensor within those that levels of ``vmap`` wrap: a plain one, or one of a gradient of functorch."""
+    while _functorch.is_batchedtensor(t):
         t = unwrapped(t)
     return t
 

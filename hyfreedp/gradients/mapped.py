@@ -124,11 +124,8 @@ class Pass(Isolated):
         copies = [t.as_subclass(Tensor).clone() for t in tensors]  # a loss may write into its record
         with self.entered():
             value = loss([self.of_sample(t) for t in copies])
-        values = self.samples(value)
-        if values is None:
+        if (values := self.samples(value)) is None:
             raise Unmappable("the loss belongs to a map within")
-        if any(t._version != version for t, version in self.copied):
-            raise Unmappable("a write into a tensor that as_strided views, or into its view")
         copied = sum(copy.numel() * max(4, copy.element_size()) for copy in self._copies.values())
         if copied > self.memory_budget and self.level.size > 1:
             fitting = max(1, int(self.level.size * self.memory_budget / copied))
@@ -182,6 +179,8 @@ class Pass(Isolated):
         try:
             with eager, functorch.shown(self._marked), self.level, self:
                 yield
+            if any(t._version != version for t, version in self.copied):
+                raise Unmappable("a write into a tensor that as_strided views, or into its view")
             caught = True
         finally:
             raised, self._raised = self._raised, None
@@ -227,7 +226,7 @@ class Pass(Isolated):
             has = functorch.innermost(args[0]).requires_grad  # for a sample's tensor functorch would return False
             if func == operations.HAS_GRADIENT:
                 return has
-            if args[1:] == (has,) or (is_wrapped(args[0]) and args[1:] in ((), (True,))):
+            if args[1:] == (has,) or (self.level.holds(args[0]) and args[1:] in ((), (True,))):
                 return args[0]  # a sample's tensors have gradients anyway
         if args and args[0] is _SAVES_INPUTS:  # a checkpoint that saves its inputs
             with self.level.left():
@@ -298,8 +297,10 @@ class Pass(Isolated):
             else:
                 outputs = function.forward(*args)
                 function.setup_context(own, args, outputs)
-        if hasattr(own, "dirty_tensors") or getattr(function, "boxed_grads_call", False):
-            raise Unmappable(f"{function.__name__}, which writes into its inputs, or gets gradients in a list")
+        returned = operations.tensors_in(outputs)
+        twice = len({id(t) for t in returned}) < len(returned)
+        if hasattr(own, "dirty_tensors") or getattr(function, "boxed_grads_call", False) or twice:
+            raise Unmappable(f"{function.__name__}, which writes into its inputs, returns one twice, or gets lists")
         if not torch.is_grad_enabled():
             return outputs
         several = isinstance(outputs, tuple)
@@ -408,7 +409,7 @@ class _Function(Function):
         with nullcontext() if one_pass.checkpoints else one_pass.entered():
             found = ctx.function.backward(own, *(g if g is None else one_pass.of_sample(g) for g in gradients))
             pairs = zip(found if isinstance(found, tuple) else (found,), ctx.shapes, strict=False)
-            summed = [g if g is None or shape is None else g.sum_to_size(shape) for g, shape in pairs]
+            summed = [None if g is None or shape is None else g.sum_to_size(shape) for g, shape in pairs]
         del own.saved_tensors
         with one_pass.level.left():
             return None, None, None, None, *(g if g is None else one_pass.samples(g).detach() for g in summed)

@@ -237,9 +237,9 @@ def _cross_entropy(one_pass: Pass, func: Any, input: Any, target: Any, weight: A
     reduction = named.pop("reduction", "mean")
     if x is not None and y is not None and x.dim() == 2 and y.dim() >= 2:
         raise RuntimeError(f"input of shape {tuple(input.shape)} and target of shape {tuple(target.shape)}")
-    if x is None or y is None or x.dim() < 3 or y.is_floating_point():
+    if x is None or y is None or x.dim() < 3 or y.is_floating_point() or is_wrapped(weight):
         return NotImplemented
-    if weight is not None and (is_wrapped(weight) or one_pass.is_trained(weight)):
+    if one_pass.is_trained(weight) or (named["size_average"], named["reduce"]) != (None, None):  # reduction's old names
         return NotImplemented
     losses = func(x.flatten(0, 1), y.flatten(0, 1), weight, reduction="none", **named).unflatten(0, x.shape[:2])
     if reduction != "none":

@@ -56,6 +56,15 @@ def exp(ctx: Any, x: Tensor) -> Tensor:
     return y
 
 
+def windows(x: Tensor) -> Tensor:
+    return x.as_strided((1, 3, 6), (x.stride(0), 2 * x.stride(1), x.stride(2)))
+
+
+def windows_back(ctx: Any, g: Tensor) -> Tensor:
+    windows(out := torch.zeros_like(g[:, [0, 0, 1, 1, 2]])).add_(g)
+    return out
+
+
 def half_back(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor]:
     x, p = ctx.saved_tensors
     assert (x @ p).dtype == torch.bfloat16
@@ -72,6 +81,13 @@ Rounded = function(lambda ctx, x: x.mul(9).round(), lambda ctx, g: g)
 Scaled, Top = function(scaled, scaled_back), function(top, top_back)
 Exp = function(exp, lambda ctx, g: g * ctx.saved_tensors[0])
 Clipped = function(lambda ctx, x: x * 2, clipped_back)
+By_vjp = function(exp, lambda ctx, g: torch.func.vjp(torch.exp, ctx.saved_tensors[0].log())[1](g)[0])
+Both = function(lambda ctx, x: (y := x.exp(), y), lambda ctx, g, h: g + 3 * h)
+Masked = function(
+    lambda ctx, x, p: ctx.save_for_backward(x, p) or x * p,
+    lambda ctx, g: (g * ctx.saved_tensors[1], g * ctx.saved_tensors[0]),
+)
+Windows = function(lambda ctx, x: windows(x).clone(), windows_back)
 Same = function(lambda ctx, x: x, lambda ctx, g: g[None])  # its gradient has a dimension more
 Fixed = function(lambda ctx, x: torch.ones(6).to(x), lambda ctx, g: torch.ones(1, 5, 6).to(g))
 Doubled = function(lambda ctx, x: ctx.mark_dirty(x) or x.mul_(2), lambda ctx, g: 2 * g)
@@ -100,8 +116,15 @@ USES = {  # of h (1, 5, 6) and a parameter p (6)
     "of the new style": lambda h, p: New.apply(h * p) + New.apply(h, 3),
     "recomputed": lambda h, p: checkpoint(lambda h: Exp.apply(Scaled.apply(h, p, 2)) * p, h, use_reentrant=False),
     "autocast": in_half,
+    "a gradient of a constant": lambda h, p: Masked.apply(h * p, torch.arange(6.0)),
+    "vjp in the backward pass": lambda h, p: By_vjp.apply(h) * p,
+    "an output twice": lambda h, p: sum(Both.apply(h * p)),
+    "windows": lambda h, p: h * p + Windows.apply(h * p).sum(1, keepdim=True),
     "written into": lambda h, p: Doubled.apply(h * p),
 }
+
+
+SLOW = {"written into": "writes into its input", "an output twice": "one twice", "windows": "a write into"}
 
 
 @pytest.mark.parametrize("use", USES)
@@ -110,7 +133,7 @@ def test_a_function_is_what_it_is_for_a_record_alone(use) -> None:
     model = Built(lambda m, x: m.head(torch.tanh(USES[use](m.inner(x), m.p))).mean(1), **parts)
     dtype, rtol = (torch.float, 0.02) if use == "autocast" else (torch.double, 1e-9)
     example: Example = classifier(model.to(dtype), torch.randn(4, 5, 4).to(dtype), 3)
-    assert_exact(example, slow="writes into its input" if use == "written into" else None, rtol=rtol)
+    assert_exact(example, slow=SLOW.get(use), rtol=rtol)
 
 
 KEEPING = {  # something of an earlier call

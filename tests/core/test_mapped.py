@@ -130,7 +130,7 @@ class Doubled(nn.Linear):
 
 LAYERS = [
     Doubled(6, 6),
-    parametrizations.weight_norm(nn.Linear(6, 6)),
+    parametrizations.weight_norm(nn.Linear(6, 6), dim=-2),
     parametrizations.orthogonal(nn.Linear(6, 6)),
     nn.InstanceNorm1d(5, affine=True),
     nn.Sequential(nn.Unflatten(1, (5, 1, 1)), nn.Conv3d(5, 5, (1, 1, 3), padding="same")),
@@ -418,13 +418,15 @@ LOSSES: dict[str, tuple[Loss, str | None]] = {  # and why they are not mapped
     "margins": (margins, None),
     "operations in place": (written, None),
     "weights of classes": (weighted, None),
+    "no reduction": (lambda m, x, k: F.cross_entropy(m(x) * torch.ones(2, 4), k[[0, 0]], reduce=False).sum(), None),
+    "a gradient of functorch": (lambda m, x, k: m(torch.func.vjp(torch.exp, x)[1](x)[0]).sum(), None),
     "a variance": (lambda m, x, k: F.gaussian_nll_loss(m(x), x[:, :1], m(-x).exp()), None),
     "a distribution": (lambda m, x, k: -torch.distributions.Normal(m(x), m(-x).exp()).log_prob(x).sum(), None),
     "a distance": (triplet, None),
     "writes into new tensors": (own_zeros, None),
     "a map of tokens": (lambda m, x, k: torch.vmap(lambda row: m(x * row))(x.T).square().sum(), None),
     "a map of parameters": (lambda m, x, k: torch.vmap(lambda row: (x * row).sum())(m.weight).square().sum(), SCRIPT),
-    "a gradient": (lambda m, x, k: torch.func.grad(lambda x: m(x).tanh().sum())(x).square().sum(), GRADIENT),
+    "a gradient": (lambda m, x, k: torch.func.grad(lambda x: m(x).tanh().sum())(x).square().sum(), SCRIPT),
     "a Jacobian": (lambda m, x, k: torch.func.jacrev(lambda x: m(x).tanh())(x).square().sum(), SCRIPT),
     "a gradient penalty": (penalty, GRADIENT),
     "a hook": (hooked, OWN),
@@ -443,6 +445,7 @@ LOSSES: dict[str, tuple[Loss, str | None]] = {  # and why they are not mapped
 
 @looping
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+@pytest.mark.filterwarnings("ignore:size_average and reduce args will be deprecated:UserWarning")
 @pytest.mark.parametrize("name", LOSSES)
 def test_what_a_loss_may_do(name) -> None:
     loss, slow = LOSSES[name]
