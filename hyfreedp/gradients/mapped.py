@@ -319,8 +319,8 @@ class Pass(Isolated):
         """The per-sample copy of a parameter: an expanded leaf (B, *S), so that only its gradient takes memory."""
         if (copy := self._copies.get(id(p))) is None:
             with self.level.left(), torch.enable_grad():
-                copy = p.detach().expand(self.level.size, *p.shape).requires_grad_()
-            self._copies[id(p)] = copy
+                own = p.detach() if self.level.size > 1 else p.detach().clone()  # a loss may write into that of one
+                self._copies[id(p)] = copy = own.expand(self.level.size, *p.shape).requires_grad_()
         return copy
 
     def _marked(self, result: Any) -> Any:

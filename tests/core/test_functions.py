@@ -160,3 +160,10 @@ def test_a_function_sees_nothing_of_another_record(what) -> None:
         for x in torch.randn(2, 6, 1, 4):
             engine.add(lambda x: own.apply(model(x), *more).square().sum(), x)
     assert engine.fallback_reason is None
+
+
+def test_a_function_writes_into_no_parameter_of_the_model_also_for_one_record() -> None:
+    own, model = function(lambda ctx, x, p: x * p.add_(x.sum()), lambda ctx, g: (g, g)), nn.Linear(4, 4)
+    before = model.bias.clone()
+    GradientEngine(model, AutomaticClipping()).add(lambda x: own.apply(model(x), model.bias).sum(), torch.ones(1, 1, 4))
+    assert torch.equal(model.bias, before)
