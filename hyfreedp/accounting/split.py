@@ -124,10 +124,7 @@ class NoiseSplit:
 
     def check_noise(self) -> None:
         """ValueError unless the noise of all releases is positive and finite."""
-        names = ["sigma_gradient", "sigma_gradient_probe"]
-        if self.probe_steps:
-            names.append("sigma_loss")
-        for name in names:
+        for name in ("sigma_gradient", "sigma_gradient_probe", *["sigma_loss"] * bool(self.probe_steps)):
             check_number(f"split.{name}", getattr(self, name), "(0, inf)")
 
     def __str__(self) -> str:

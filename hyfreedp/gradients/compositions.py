@@ -14,6 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hyfreedp.gradients.mapped import composed
+from hyfreedp.gradients.per_sample import widened
+from hyfreedp.pytorch.devices import without_autocast
 
 
 def entered(function: Any, **replaced: Any) -> Any:
@@ -23,55 +25,46 @@ def entered(function: Any, **replaced: Any) -> Any:
     return FunctionType(function.__code__, names, function.__name__, function.__defaults__)
 
 
-def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
-    """g v / ||v||, with a norm for each index of dimension ``dim``; -1: one norm."""
-    others = [d for d in range(v.dim()) if dim == -1 or d != dim % v.dim()]
-    return v * (g / torch.linalg.vector_norm(v, dim=others, keepdim=True))
-
-
-def _bilinear(input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    y = torch.einsum("...i,oij,...j->...o", input1, weight, input2)
+def _bilinear(input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
+    if input1.shape[:-1] != input2.shape[:-1]:
+        return NotImplemented
+    with without_autocast(input1.device):
+        y = torch.einsum("...i,oij,...j->...o", input1, weight, input2)
     return y if bias is None else y + bias
 
 
-def _embedding_bag(
-    input: Tensor, weight: Tensor, *, mode: str, per_sample_weights: Any, padding_idx: int | None, **named: Any
-) -> Any:
+def _embedding_bag(input: Tensor, weight: Tensor, *, mode: str, padding_idx: int | None, **named: Any) -> Any:
     """Of bags of one length, (R, L): sums or means of rows, none of which is of the padding."""
-    if input.dim() != 2 or mode == "max" or named["max_norm"] is not None or named["scale_grad_by_freq"]:
+    factors = named["per_sample_weights"]
+    if input.dim() != 2 or named["offsets"] is not None or named["max_norm"] is not None or named["scale_grad_by_freq"]:
+        return NotImplemented
+    if mode not in ("sum", "mean") or (factors is not None and (mode == "mean" or factors.shape != input.shape)):
         return NotImplemented
     counted = torch.ones_like(input) if padding_idx is None else (input != padding_idx % len(weight)).long()
-    weights = counted if per_sample_weights is None else counted * per_sample_weights
+    weights = counted if factors is None else counted * factors
     sums = (F.embedding(input, weight, padding_idx) * weights[..., None]).sum(1)
     return sums / counted.sum(1, keepdim=True).clamp(min=1) if mode == "mean" else sums
 
 
+# The losses reduce nothing by default, as those of torch: "mean" is the default of torch.nn.functional.
 def _reduced(losses: Tensor, reduction: int) -> Tensor:
-    if reduction == 0:
-        return losses
-    return losses.mean() if reduction == 1 else losses.sum()
+    return losses if reduction == 0 else (losses.mean() if reduction == 1 else losses.sum())
 
 
-def _kl_div(input: Tensor, target: Tensor, reduction: int = 1, *, log_target: bool = False) -> Tensor:
-    if log_target:
-        return _reduced(target.exp() * (target - input), reduction)
-    return _reduced(torch.xlogy(target, target) - target * input, reduction)
+def _kl_div(input: Tensor, target: Tensor, reduction: int = 0, *, log_target: bool = False) -> Tensor:
+    losses = target.exp() * (target - input) if log_target else torch.xlogy(target, target) - target * input
+    return _reduced(losses, reduction)
 
 
-def _margin_ranking_loss(a: Tensor, b: Tensor, target: Tensor, margin: float = 0.0, reduction: int = 1) -> Tensor:
-    return _reduced((margin - target * (a - b)).clamp_min(0), reduction)
+def _margin_ranking_loss(input1: Any, input2: Any, target: Any, margin: float = 0.0, reduction: int = 0) -> Tensor:
+    return _reduced((margin - target * (input1 - input2)).clamp_min(0), reduction)
 
 
 def _triplet_margin_loss(
-    anchor: Tensor,
-    positive: Tensor,
-    negative: Tensor,
-    margin: float = 1.0,
-    p: float = 2.0,
-    eps: float = 1e-6,
-    swap: bool = False,
-    reduction: int = 1,
-) -> Tensor:
+    anchor: Any, positive: Any, negative: Any, margin: Any, p: Any, eps: Any, swap: Any, reduction: int
+) -> Any:
+    if not anchor.dim() == positive.dim() == negative.dim():
+        return NotImplemented
     near, far = F.pairwise_distance(anchor, positive, p, eps), F.pairwise_distance(anchor, negative, p, eps)
     if swap:
         far = far.minimum(F.pairwise_distance(positive, negative, p, eps))
@@ -82,19 +75,26 @@ def _soft_margin_loss(input: Tensor, target: Tensor, reduction: int) -> Tensor:
     return _reduced(F.softplus(-target * input), reduction)
 
 
-def _written_back(name: str, x: Tensor, *args: Any, **named: Any) -> Tensor:
-    return x.copy_(getattr(x.clone(), name)(*args, **named))  # a backward pass may need the clone
+def _written_back(name: str, x: Tensor, *args: Any, **named: Any) -> Any:
+    y = getattr(x.clone(), name)(*args, **named)  # a backward pass may need the clone
+    return x.copy_(y) if torch.can_cast(y.dtype, x.dtype) else NotImplemented
+
+
+def _widely(function: Any, *args: Any, **named: Any) -> Any:
+    """Under autocast in float32, as autocast would have the torch function, but not the operations it is made of."""
+    wide = torch.is_autocast_enabled(args[0].device.type)
+    return function(*(widened(a) if wide and isinstance(a, Tensor) else a for a in args), **named)
 
 
 for _name in ("clamp", "pow", "square"):
     composed(partial(_written_back, _name), getattr(Tensor, f"{_name}_"))
-composed(_weight_norm, torch._weight_norm)
-composed(_bilinear, F.bilinear)
+composed(lambda v, g, dim=0: v * (g / torch.norm_except_dim(v, 2, dim)), torch._weight_norm)
+composed(partial(_widely, _bilinear), F.bilinear)
 composed(_embedding_bag, F.embedding_bag)
-composed(_kl_div, torch.kl_div)
-composed(_margin_ranking_loss, torch.margin_ranking_loss)
-composed(_triplet_margin_loss, torch.triplet_margin_loss)
-composed(_soft_margin_loss, torch._C._nn.soft_margin_loss)
+composed(partial(_widely, _kl_div), torch.kl_div)
+composed(partial(_widely, _margin_ranking_loss), torch.margin_ranking_loss)
+composed(partial(_widely, _triplet_margin_loss), torch.triplet_margin_loss)
+composed(partial(_widely, _soft_margin_loss), torch._C._nn.soft_margin_loss)
 for _function in (F.kl_div, F.margin_ranking_loss, F.triplet_margin_loss, F.soft_margin_loss):
     composed(entered(_function), _function)  # they call the functions above
 composed(entered(F.gaussian_nll_loss), F.gaussian_nll_loss)  # it asks for values

@@ -245,7 +245,7 @@ def test_frequencies_that_follow_the_longest_record_are_each_records_own(kind):
 )
 def test_a_generator_of_the_losss_own_is_refused(draw):
     """It remembers how much was drawn for other records. Without its name it was not seen: 2.4 clips."""
-    model, generator = make_model(), torch.Generator().manual_seed(0)
+    model, generator = make_model(), type("Own", (torch.Generator,), {})().manual_seed(0)
     optimizer, (batch,) = by_hand(model, target_epsilon=3.0), make_batches([8])
     with refused(optimizer, "draws from a random generator of its own"):
         optimizer.step(lambda b: cross_entropy(model)((b[0] + draw(generator), b[1])), batch)

@@ -130,6 +130,7 @@ class Doubled(nn.Linear):
 
 LAYERS = [
     Doubled(6, 6),
+    parametrizations.weight_norm(nn.LayerNorm(6)),
     parametrizations.weight_norm(nn.Linear(6, 6), dim=-2),
     parametrizations.orthogonal(nn.Linear(6, 6)),
     nn.InstanceNorm1d(5, affine=True),
@@ -400,13 +401,45 @@ def test_bags_of_rows(named) -> None:
 def divergences(m: nn.Module, x: Tensor, k: Tensor) -> Tensor:
     found, sought = m(x * torch.arange(4.0)[:, None]).T.log_softmax(1), F.one_hot(k, 4).double()
     smooth = torch.log(0.9 * sought + 0.025)
-    return F.kl_div(found, sought, reduction="batchmean") + F.kl_div(found, smooth, reduction="sum", log_target=True)
+    unreduced = torch.kl_div(found, sought) * torch.arange(4.0) + torch.kl_div(found, smooth, 1, log_target=True)
+    return F.kl_div(found, sought, reduction="batchmean") + unreduced.sum()
 
 
 def margins(m: nn.Module, x: Tensor, k: Tensor) -> Tensor:
     better = F.margin_ranking_loss(m(x)[:, 0], m(x.square())[:, 0], 1.0 - k, margin=0.5)
     apart = F.triplet_margin_loss(m(x) * x, m(x.square()) * x, m(-x) + x, swap=True)
     return better + apart + F.soft_margin_loss(m(x), torch.ones(1, 1))
+
+
+def test_losses_are_of_float32_under_autocast() -> None:
+    """As without a map, though not the operations that they are made of."""
+    engine = GradientEngine(model := nn.Linear(4, 4), AutomaticClipping())
+
+    def loss(x: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            y = model(x)
+            losses = [F.kl_div(y, y, reduction="sum"), F.soft_margin_loss(y, y), F.triplet_margin_loss(y, -y, y * y)]
+        assert y.dtype == torch.bfloat16 and {value.dtype for value in losses} == {torch.float32}
+        return torch.stack(losses).sum()
+
+    engine.add(loss, torch.randn(3, 4))
+    assert engine.fallback_reason is None
+
+
+WRONG: dict[str, Loss] = {
+    "Float can't be cast": lambda m, x, k: k.clone().clamp_(1.5) * m(x),
+    "batch dimensions do not match": lambda m, x, k: F.bilinear(m(x).expand(3, 1), m(x), m(x)[None]).sum(),
+    "same number of dimensions": lambda m, x, k: F.triplet_margin_loss(m(x), x[0], x[0]),
+    "only supported for mode='sum'": lambda m, x, k: F.embedding_bag(k[None], m(x), per_sample_weights=m(x)),
+    "offsets has to be None": lambda m, x, k: F.embedding_bag(k[None], m(x), k),
+}
+
+
+@pytest.mark.parametrize("message", WRONG)
+def test_errors_of_torch_are_raised_in_a_map_too(message) -> None:
+    example = example_of(WRONG[message])
+    with pytest.raises((RuntimeError, ValueError, NotImplementedError), match=message):
+        example.by_engine(GradientEngine(example.model, AutomaticClipping()))
 
 
 def written(m: nn.Module, x: Tensor, k: Tensor) -> Tensor:
