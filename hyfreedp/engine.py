@@ -307,8 +307,9 @@ def _make_rate_learner(
     """The learner of the preset, or None for a fixed rate; ``noise_std`` is that of each entry of the gradient."""
     settings = plan.preset
     if settings.probe == "look":
-        schedule, looks = [plan.rate_factor(t) for t in range(plan.split.steps)], plan.split.vote_steps
-        return LookedRate(optimizer, schedule, looks, noise_std, settings.initial_learning_rate, list(module.modules()))
+        schedule = [plan.rate_factor(t) for t in range(plan.split.steps)]
+        first, layers = settings.initial_learning_rate, list(module.modules())
+        return LookedRate(optimizer, schedule, plan.split.vote_steps, noise_std, first, layers)
     if settings.probe == "losses":
         return LossSearch(
             rule=settings.step_rule,

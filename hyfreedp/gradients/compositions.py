@@ -71,10 +71,6 @@ def _triplet_margin_loss(
     return _reduced((margin + near - far).clamp_min(0), reduction)
 
 
-def _soft_margin_loss(input: Tensor, target: Tensor, reduction: int) -> Tensor:
-    return _reduced(F.softplus(-target * input), reduction)
-
-
 def _written_back(name: str, x: Tensor, *args: Any, **named: Any) -> Any:
     y = getattr(x.clone(), name)(*args, **named)  # a backward pass may need the clone
     return x.copy_(y) if torch.can_cast(y.dtype, x.dtype) else NotImplemented
@@ -94,8 +90,7 @@ composed(_embedding_bag, F.embedding_bag)
 composed(partial(_widely, _kl_div), torch.kl_div)
 composed(partial(_widely, _margin_ranking_loss), torch.margin_ranking_loss)
 composed(partial(_widely, _triplet_margin_loss), torch.triplet_margin_loss)
-composed(partial(_widely, _soft_margin_loss), torch._C._nn.soft_margin_loss)
-for _function in (F.kl_div, F.margin_ranking_loss, F.triplet_margin_loss, F.soft_margin_loss):
+for _function in (F.kl_div, F.margin_ranking_loss, F.triplet_margin_loss):
     composed(entered(_function), _function)  # they call the functions above
 composed(entered(F.gaussian_nll_loss), F.gaussian_nll_loss)  # it asks for values
 composed(entered(F.triplet_margin_with_distance_loss), F.triplet_margin_with_distance_loss)  # it calls back
