@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hyfreedp.gradients.compositions import entered
+from hyfreedp.gradients.compositions import inlined
 from hyfreedp.gradients.mapped import Pass, composed, rule
 
 
@@ -39,4 +39,4 @@ def _projected(q: Tensor, k: Tensor, v: Tensor, weight: Tensor, bias: Tensor | N
     return parts if q.shape[1] == k.shape[1] == 1 else [part.contiguous() for part in parts]  # whose heads are a view
 
 
-composed(entered(F.multi_head_attention_forward, _in_projection_packed=_projected), F.multi_head_attention_forward)
+composed(inlined(F.multi_head_attention_forward, _in_projection_packed=_projected), F.multi_head_attention_forward)

@@ -18,7 +18,7 @@ from hyfreedp.gradients.per_sample import widened
 from hyfreedp.pytorch.devices import without_autocast
 
 
-def entered(function: Any, **replaced: Any) -> Any:
+def inlined(function: Any, **replaced: Any) -> Any:
     """A Python function of torch, such that a pass intercepts each of its operations; some may be ``replaced``."""
     checks = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
     names = function.__globals__ | dict.fromkeys(checks, lambda *tensors: False) | replaced
@@ -46,8 +46,7 @@ def _embedding_bag(input: Tensor, weight: Tensor, *, mode: str, padding_idx: int
     return sums / counted.sum(1, keepdim=True).clamp(min=1) if mode == "mean" else sums
 
 
-# The losses reduce nothing by default, as those of torch: "mean" is the default of torch.nn.functional.
-def _reduced(losses: Tensor, reduction: int) -> Tensor:
+def _reduced(losses: Tensor, reduction: int) -> Tensor:  # by default 0: nothing, unlike in torch.nn.functional
     return losses if reduction == 0 else (losses.mean() if reduction == 1 else losses.sum())
 
 
@@ -60,9 +59,8 @@ def _margin_ranking_loss(input1: Any, input2: Any, target: Any, margin: float = 
     return _reduced((margin - target * (input1 - input2)).clamp_min(0), reduction)
 
 
-def _triplet_margin_loss(
-    anchor: Any, positive: Any, negative: Any, margin: Any, p: Any, eps: Any, swap: Any, reduction: int
-) -> Any:
+def _triplet_margin_loss(anchor: Any, positive: Any, negative: Any, *options: Any) -> Any:
+    margin, p, eps, swap, reduction = options
     if not anchor.dim() == positive.dim() == negative.dim():
         return NotImplemented
     near, far = F.pairwise_distance(anchor, positive, p, eps), F.pairwise_distance(anchor, negative, p, eps)
@@ -87,10 +85,10 @@ for _name in ("clamp", "pow", "square"):
 composed(lambda v, g, dim=0: v * (g / torch.norm_except_dim(v, 2, dim)), torch._weight_norm)
 composed(partial(_widely, _bilinear), F.bilinear)
 composed(_embedding_bag, F.embedding_bag)
+composed(Tensor.all, torch._is_all_true)  # which functorch maps wrongly; torch.distributions check arguments by it
 composed(partial(_widely, _kl_div), torch.kl_div)
 composed(partial(_widely, _margin_ranking_loss), torch.margin_ranking_loss)
 composed(partial(_widely, _triplet_margin_loss), torch.triplet_margin_loss)
-for _function in (F.kl_div, F.margin_ranking_loss, F.triplet_margin_loss):
-    composed(entered(_function), _function)  # they call the functions above
-composed(entered(F.gaussian_nll_loss), F.gaussian_nll_loss)  # it asks for values
-composed(entered(F.triplet_margin_with_distance_loss), F.triplet_margin_with_distance_loss)  # it calls back
+composed(inlined(F.gaussian_nll_loss), F.gaussian_nll_loss)  # it asks for values
+for _function in (F.kl_div, F.margin_ranking_loss, F.triplet_margin_loss, F.triplet_margin_with_distance_loss):
+    composed(inlined(_function), _function)  # they call the functions above, or the user's

@@ -137,12 +137,12 @@ class Pass(Isolated):
         return self.mark(self.level.mapped(samples))
 
     def samples(self, t: Tensor) -> Tensor | None:
-        """The tensor (B, ...) behind a sample's tensor ``t``; a shared one is repeated. None if an inner map has it."""
+        """The tensor (B, ...) behind a sample's tensor ``t``; a shared one is expanded. None if an inner map has it."""
         if self.level.holds(t):
             return self.level.samples(t)
         if self.is_trained(t):
             return self._copy(t)
-        return None if is_wrapped(t) else t.expand(self.level.size, *t.shape).clone()
+        return None if is_wrapped(t) else t.expand(self.level.size, *t.shape)
 
     def is_trained(self, t: Any) -> bool:
         return id(t) in self.trained
@@ -397,7 +397,10 @@ class _Function(Function):
         ctx.mapped = [is_wrapped(t) for t in saved]
         ctx.save_for_backward(*(one_pass.level.samples(t).detach() if is_wrapped(t) else t for t in saved))
         ctx.set_materialize_grads(vars(own).get("materialize_grads", True))
-        rows = [one_pass.samples(y).detach() if isinstance(y, Tensor) else y for y in outputs]
+        rows = list(outputs)
+        for i, y in enumerate(outputs):
+            if isinstance(y, Tensor):
+                rows[i] = one_pass.samples(y).detach() if is_wrapped(y) else one_pass.samples(y).clone()
         ctx.mark_non_differentiable(*(rows[i] for i, y in enumerate(outputs) if any(y is one for one in fixed)))
         return tuple(rows)
 

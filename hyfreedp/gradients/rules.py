@@ -138,7 +138,6 @@ composed(_mapped_if(lambda input, *_, **named: input.dim() > 0), torch.roll, Ten
 _is_system = _mapped_if(lambda A, B, **named: A.dim() <= B.dim() or A.shape[:-1] == B.shape)
 composed(_is_system, torch.linalg.solve, torch.linalg.solve_ex)
 composed(_embedding_of_samples, F.embedding)
-composed(Tensor.all, torch._is_all_true)  # which functorch maps wrongly; torch.distributions check arguments by it
 
 
 # -- normalisation: copies of its small parameters would take passes over all activations ------------------------------

@@ -112,6 +112,7 @@ USES = {  # of h (1, 5, 6) and a parameter p (6)
     "a saved output, of one number, too": lambda h, p: Exp.apply(h) * p + Exp.apply(p.sum()),
     "a decision in the backward pass": lambda h, p: Clipped.apply(h * p),
     "constants": lambda h, p: h + Fixed.apply(h) * p,
+    "constants, written into": lambda h, p: h * p + Fixed.apply(h).mul_(h[0, 0] * p),
     "within another": lambda h, p: Twice.apply(h) * p,
     "of the new style": lambda h, p: New.apply(h * p) + New.apply(h, 3),
     "recomputed": lambda h, p: checkpoint(lambda h: Exp.apply(Scaled.apply(h, p, 2)) * p, h, use_reentrant=False),
