@@ -1,7 +1,5 @@
 """``python -m hyfreedp``: the noise that a budget needs; the privacy statement of a run; the epsilon of several."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import math

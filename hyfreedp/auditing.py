@@ -4,8 +4,6 @@ An auditor guesses which canaries were in the data. Under (epsilon, delta)-DP th
 under randomized response, so many right guesses refute a claim. One run suffices, since each canary is an experiment.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass

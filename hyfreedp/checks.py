@@ -1,7 +1,5 @@
 """Checks of the user's arguments, made before any private data is used; each error says what is allowed."""
 
-from __future__ import annotations
-
 import difflib
 import inspect
 import math

@@ -3,8 +3,6 @@
 Along the update direction G the loss is L(w - eta G) = L(w) - b eta + a eta^2 / 2, with b = G.g and a = G.H.G.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

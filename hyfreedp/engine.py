@@ -1,7 +1,5 @@
 """PrivacyEngine: makes a model, its optimizer and its data loader private, with no learning rate to tune."""
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """The package's own exceptions, and a text that several messages share."""
 
-from __future__ import annotations
-
 LOOP_THAT_ENDS = (
     "let the loop end with the plan (while optimizer.steps_left: for batch in loader: ...), or plan a longer run by "
     "epochs= or steps= of make_private_with_epsilon"

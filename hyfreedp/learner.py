@@ -1,7 +1,5 @@
 """The interface of what learns the rate."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any

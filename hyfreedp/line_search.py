@@ -3,8 +3,6 @@
 Decisions depend only on released values and the current learning rate, so they cost no privacy (post-processing).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from functools import partial

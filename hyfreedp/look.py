@@ -20,8 +20,6 @@ octaves. At the first look the weights are scaled with it, away from w_0 or towa
 ends at an average of its weights, which acts like a decay. docs/step_rule.md: reasons and measurements.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager

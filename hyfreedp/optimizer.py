@@ -4,8 +4,6 @@ Each step uses one Poisson batch. It releases the gradient of that batch and, in
 batch, and is accounted for as one release of both. The learning rate is computed from released values only.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import warnings

@@ -1,7 +1,5 @@
 """Figures of a run, drawn from ``optimizer.history`` and so from released values only."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping
 from itertools import pairwise
@@ -11,7 +9,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def look(history: Iterable[Mapping[str, Any]]) -> Figure:
+def look(history: Iterable[Mapping[str, Any]]) -> "Figure":
     """The votes of a run with preset "robust", one panel per look.
 
     Args:

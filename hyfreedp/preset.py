@@ -1,7 +1,5 @@
 """Presets (the settings of the method), the arguments that change them, and the plan of a run that follows."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import wraps

@@ -5,8 +5,6 @@ and is divided by the *expected* batch size, so that adding or removing one reco
 ``clip / expected_batch_size``. An empty batch is released like any other, as pure noise.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 

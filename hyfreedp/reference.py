@@ -14,8 +14,6 @@ which steps probe, and with how much noise (Alg. 2, :func:`hyfreedp.calibrate_no
         print(released)
 """
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Callable, Iterable, Iterator

@@ -1,7 +1,5 @@
 """The state of a run, saved, checked and restored as a whole, so that the run resumes bit for bit."""
 
-from __future__ import annotations
-
 import copy
 import hashlib
 from collections import defaultdict

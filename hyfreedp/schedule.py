@@ -1,7 +1,5 @@
 """Which steps have a look, and how the learning rate decays; both depend only on the length of the run."""
 
-from __future__ import annotations
-
 import math
 from typing import Literal
 

@@ -3,8 +3,6 @@
 It answers the checklists of NIST SP 800-226 and of Ponomareva et al. (2023), section 5.3; see docs/statement.md.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math
@@ -13,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import ROUND_CEILING, Context
 from importlib import metadata
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from hyfreedp.accounting import NoiseSplit
 from hyfreedp.accounting.composition import epsilon_of_runs, epsilon_of_zcdp, spent, zcdp
@@ -88,7 +86,7 @@ class Statement:
         for name in self.answers:
             check_choice("each name of answers", name, QUESTIONS)
 
-    def fill(self, **answers: str) -> Statement:
+    def fill(self, **answers: str) -> Self:
         """A copy with the user's answers: data, people, earlier_use, tuned, pretrained, recipients."""
         return dataclasses.replace(self, answers={**self.answers, **answers})
 
@@ -183,7 +181,7 @@ class Statement:
         return facts | {"split": self.split.to_dict(), "versions": {**self.versions}, "answers": {**self.answers}}
 
     @classmethod
-    def from_dict(cls, facts: Mapping[str, Any]) -> Statement:
+    def from_dict(cls, facts: Mapping[str, Any]) -> Self:
         """Inverse of :meth:`to_dict`, which ignores other entries. ValueError if facts are missing or wrong."""
         try:
             values = {field.name: facts[field.name] for field in dataclasses.fields(cls)}
@@ -200,7 +198,7 @@ class Statement:
         return json.dumps(json.loads(text, parse_constant=lambda infinite: "inf"), indent=2)
 
     @classmethod
-    def from_json(cls, text: str) -> Statement:
+    def from_json(cls, text: str) -> Self:
         """Inverse of :meth:`to_json`; ValueError for other texts."""
         try:
             facts = json.loads(text)

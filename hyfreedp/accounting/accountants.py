@@ -7,8 +7,6 @@ Neighbouring data sets differ by adding or removing one record, or all records o
 * "rdp": Renyi differential privacy, by the package dp-accounting (which takes a second to import).
 """
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """The noise that a privacy budget allows (Alg. 2, Eq. sigmas)."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import warnings

@@ -4,8 +4,6 @@ Gradient and probe of a step are adaptive releases of the same batch. So togethe
 mechanism with sigma_eff = (sigma_g^-2 + s sigma_l^-2)^(-1/2), where s is the squared L2 sensitivity of a probe.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from dataclasses import replace

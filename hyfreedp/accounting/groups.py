@@ -9,8 +9,6 @@ Mechanisms, 2024). For k = 1 it is the usual subsampled Gaussian. Group privacy,
 dp-accounting computes the same in Python loops: a hundred times slower for k = 1, a thousand times for larger k.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

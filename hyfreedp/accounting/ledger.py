@@ -1,7 +1,5 @@
 """The ledger: counts what a run has really released, and refuses what its plan does not allow."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -12,12 +12,11 @@ epsilon moves the tail to the centre, where an error of q^T is a small part of d
   where it only adds to delta. Mass above also counts as an infinite loss, and epsilon is never below the lower end.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,7 +39,7 @@ class PrivacyLossDistribution:
     interval: float
 
     @classmethod
-    def from_deltas(cls, lowest: int, deltas: NDArray[np.float64], interval: float) -> PrivacyLossDistribution:
+    def from_deltas(cls, lowest: int, deltas: NDArray[np.float64], interval: float) -> Self:
         """The tightest one on the grid with these ``deltas`` (at least two) at epsilon = ``(lowest + i) * interval``.
 
         In between, delta is linear in e^epsilon, which is above the true, convex curve (Doroshenko et al., Connect the
@@ -55,7 +54,7 @@ class PrivacyLossDistribution:
         with np.errstate(divide="ignore"):  # log(0) where there is no mass
             return cls(lowest, np.log(np.maximum(probs, 0)), float(deltas[-1]), interval)
 
-    def coarser(self) -> PrivacyLossDistribution:
+    def coarser(self) -> Self:
         """The tightest upper bound on every second grid point: delta is kept there, and linear in between."""
         first = self.lowest % 2  # pads an odd place at an end by a point without mass
         logs = np.pad(self.logs, (first, 1 - (first + len(self.logs)) % 2), constant_values=-math.inf)
@@ -76,7 +75,7 @@ class PrivacyLossDistribution:
         largest = float(exponents.max())
         return largest + math.log(np.exp(exponents - largest).sum())
 
-    def tilted(self, tilt: float) -> PrivacyLossDistribution:
+    def tilted(self, tilt: float) -> Self:
         """The tilted distribution q, with the ``infinite`` of p."""
         return replace(self, logs=self.logs + tilt * self.values - self.log_normaliser(tilt))
 

@@ -1,7 +1,5 @@
 """Search for the smallest noise multiplier that meets a budget; the result never exceeds the budget."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

@@ -1,12 +1,10 @@
 """How the noise of a run is split between gradients and probes, and which steps probe."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from hyfreedp.accounting.accountants import Accountant
 from hyfreedp.checks import check_choice, check_count, check_number, check_type
@@ -115,7 +113,7 @@ class NoiseSplit:
         return fields
 
     @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> NoiseSplit:
+    def from_dict(cls, values: dict[str, Any]) -> Self:
         """Inverse of :meth:`to_dict`; ``probe_steps`` is ignored. ValueError for missing, unknown or wrong fields."""
         try:
             return cls(**{name: value for name, value in values.items() if name != "probe_steps"})

@@ -1,7 +1,5 @@
 """The batches over which a step maps its loss: records, each as ``collate_fn([record])`` returned it, stacked."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -9,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from operator import itemgetter
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Self
 
 import numpy as np
 import torch
@@ -57,12 +55,12 @@ class Group:
         """A record with these tensors; other values are its own copies, with whose tensors ``meet`` is called."""
         return map_leaves(lambda leaf: tensors[leaf.index] if isinstance(leaf, Slot) else copied(leaf, meet), self.form)
 
-    def take(self, rows: Tensor | slice) -> Group:
+    def take(self, rows: Tensor | slice) -> Self:
         """The records at positions ``rows`` within the group."""
         some = [t[rows if isinstance(rows, slice) else rows.to(t.device, non_blocking=True)] for t in self.tensors]
         return replace(self, rows=self.rows[rows], tensors=some)
 
-    def moved(self, move: Callable[[Tensor], Tensor]) -> Group:
+    def moved(self, move: Callable[[Tensor], Tensor]) -> Self:
         """The same records, with ``move`` applied to each tensor."""
         form = map_leaves(lambda leaf: move(leaf) if isinstance(leaf, Tensor) else leaf, self.form)
         return replace(self, tensors=[move(tensor) for tensor in self.tensors], form=form)
@@ -79,11 +77,11 @@ class Records:
     def __len__(self) -> int:
         return self.size
 
-    def to(self, device: torch.device | str, non_blocking: bool = False) -> Records:
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> Self:
         move = partial(Tensor.to, device=device, non_blocking=non_blocking)
         return replace(self, groups=[group.moved(move) for group in self.groups])
 
-    def pin_memory(self) -> Records:
+    def pin_memory(self) -> Self:
         return replace(self, groups=[group.moved(Tensor.pin_memory) for group in self.groups])
 
     def __getitem__(self, _: Any) -> NoReturn:  # iteration, too, calls it

@@ -1,7 +1,5 @@
 """Poisson sampling: the batch of a step is a function of a secret seed and the step's number."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Attention: its rule, and PyTorch's ``multi_head_attention_forward`` as the operations that it is made of."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """GroupNorm instead of batch normalisation, which mixes samples and cannot be made private."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 
 from torch import nn

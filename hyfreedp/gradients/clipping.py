@@ -3,8 +3,6 @@
 Adding or removing one record changes sum_i c_i g_i by at most ``sensitivity`` in L2 norm; the noise is scaled to it.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 Without these functorch would map them by a loop over the samples, which is slow, or not at all.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from types import FunctionType
 from typing import Any

@@ -1,7 +1,5 @@
 """Rule for convolutions: the weight's gradient is the sum over output positions of g times a patch of the input."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -5,8 +5,6 @@ batch is computed in pieces: samples of the same shapes, as many as memory allow
 differ in a decision of Python. What functorch cannot map is computed one sample at a time, by plain autograd.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing, suppress

@@ -4,11 +4,9 @@ Within a *level* of ``torch.vmap``, code sees a tensor (B, ...) as one of shape 
 itself, a :class:`Level` can be left temporarily. ``tests/core/test_functorch.py`` tests each name used here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -34,7 +32,7 @@ class Level:
     def __init__(self, size: int) -> None:
         self.size, self.number, self.is_left = size, 0, False  # whether code runs within left()
 
-    def __enter__(self) -> Level:
+    def __enter__(self) -> Self:
         vmap.lazy_load_decompositions()
         number = _functorch._vmap_increment_nesting(self.size, "different")
         if self.number not in (0, number):

@@ -5,8 +5,6 @@ attributes of layers (tensors, too), buffers that are caches, and which paramete
 autocast around the step, as in Lightning, is cleared, since it would not notice that a look has moved the weights.
 """
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Modes around a loss that mark its tensors as those of these samples, and refuse tensors of other samples."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager

@@ -13,8 +13,6 @@ One backward pass outside of the map then gives all gradients. It also asks for 
 If there is one, a parameter was used where nothing was intercepted (in a script, say), and the map is rejected.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext

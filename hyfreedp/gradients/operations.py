@@ -1,7 +1,5 @@
 """What is known of torch's operations: which ask for a value, create a tensor, write, or cannot be mapped."""
 
-from __future__ import annotations
-
 from functools import lru_cache
 from typing import Any
 

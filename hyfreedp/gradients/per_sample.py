@@ -6,8 +6,6 @@ T > 1), and sum_i c_i g_i is one matrix product over all samples and tokens ("bo
 T the gradient itself takes less memory or time than its factors, and is kept instead.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import cached_property, reduce
@@ -48,10 +46,10 @@ class PerSampleGradients(ABC):
         """
 
     @abstractmethod
-    def select(self, samples: Tensor | slice) -> PerSampleGradients:
+    def select(self, samples: Tensor | slice) -> "PerSampleGradients":
         """The gradients of some samples, by their positions (n,), a boolean mask (B,) or a slice."""
 
-    def cheaper(self, memory: float) -> PerSampleGradients:
+    def cheaper(self, memory: float) -> "PerSampleGradients":
         """The same gradients in their fastest form, if each may take ``memory`` bytes."""
         return self
 
@@ -73,7 +71,7 @@ class Instantiated(PerSampleGradients):
     def instantiate(self) -> Tensor:
         return self.gradients
 
-    def select(self, samples: Tensor | slice) -> Instantiated:
+    def select(self, samples: Tensor | slice) -> "Instantiated":
         return Instantiated(self.gradients[samples])
 
     def _flat(self) -> Tensor:
@@ -135,10 +133,10 @@ class OuterProducts(PerSampleGradients):
         """In float32 or wider: no form of a gradient is rounded to half precision."""
         return widened(self.left).mT @ widened(self.right)
 
-    def select(self, samples: Tensor | slice) -> OuterProducts:
+    def select(self, samples: Tensor | slice) -> "OuterProducts":
         return OuterProducts(self.left[samples], self._source[samples], self._right_of)
 
-    def cheaper(self, memory: float) -> OuterProducts | Instantiated:
+    def cheaper(self, memory: float) -> "OuterProducts | Instantiated":
         p, d = self.left.shape[2], self.right.shape[2]
         fits = p * d * max(4, self.left.element_size()) <= memory
         return self if keeps_factors(self.left.shape[1], p, d, fits) else Instantiated(self.instantiate())

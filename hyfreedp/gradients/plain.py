@@ -6,8 +6,6 @@ dimension sees one token. That is private but useless. So at the first step a fe
 batch. This protects users from mistakes, not their data: the only result is an error or none.
 """
 
-from __future__ import annotations
-
 import warnings
 
 import torch

@@ -1,7 +1,5 @@
 """LSTM, GRU and RNN by linear maps, one time step after the other, instead of PyTorch's fused kernels."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

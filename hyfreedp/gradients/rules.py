@@ -5,8 +5,6 @@ layer on the tensors (B, ...) behind the samples' tensors. Rules are for speed o
 copy for each sample, which is as fast for positions or scales. CONTRIBUTING.md says how to add one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The Poisson batch of a step: its loss, the random numbers of each pass over it, and the release of its losses."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Per-sample gradients of an embedding table, and of parameters that one forward pass uses several times."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cached_property, reduce
 
@@ -57,7 +55,7 @@ class EmbeddingRows(PerSampleGradients):
         """The sum of these gradients and others of shape (B, entries, d), in float32 or wider."""
         return widened(tables).scatter_add(1, self.ids[..., None].expand_as(self.rows), widened(self.rows))
 
-    def select(self, samples: Tensor | slice) -> EmbeddingRows:
+    def select(self, samples: Tensor | slice) -> "EmbeddingRows":
         ids, sums = self._summed
         return EmbeddingRows(ids[samples], sums[samples], self.entries)
 
@@ -91,7 +89,7 @@ class TiedTable(PerSampleGradients):
     def weighted_sum(self, weights: Tensor) -> Tensor:
         return self.embedding.weighted_sum(weights) + self.head.weighted_sum(weights)
 
-    def select(self, samples: Tensor | slice) -> TiedTable:
+    def select(self, samples: Tensor | slice) -> "TiedTable":
         return TiedTable(self.embedding.select(samples), self.head.select(samples))
 
 

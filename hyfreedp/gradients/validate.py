@@ -1,7 +1,5 @@
 """Refuses models that cannot be trained privately: with layers that mix samples, or write into the model."""
 
-from __future__ import annotations
-
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm

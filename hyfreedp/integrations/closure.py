@@ -1,7 +1,5 @@
 """The private optimizer for trainers that call ``step(closure)`` themselves, and helpers for their logs."""
 
-from __future__ import annotations
-
 import functools
 import math
 import os

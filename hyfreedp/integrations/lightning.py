@@ -1,7 +1,5 @@
 """Private training by the Trainer of Lightning: ``pip install -e '.[lightning]'``."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from functools import partial, wraps
 from types import SimpleNamespace

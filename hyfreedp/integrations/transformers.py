@@ -1,7 +1,5 @@
 """Private training with the Trainer of transformers: ``pip install -e '.[transformers]'``."""
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping

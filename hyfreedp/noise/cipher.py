@@ -8,8 +8,6 @@ nothing large is moved. An accelerator is used only if a test shows that it comp
 Why not AES: it has no elementwise form, and a run that moves to another device must keep its stream.
 """
 
-from __future__ import annotations
-
 import hashlib
 import struct
 from collections.abc import Callable, Sequence

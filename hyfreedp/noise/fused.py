@@ -3,8 +3,6 @@
 A block's words stay in registers instead of going through memory. PyTorch for CUDA and ROCm includes Triton.
 """
 
-from __future__ import annotations
-
 import struct
 
 import torch

@@ -7,8 +7,6 @@ run's secret key for each pass of a step and each batch of the loader. docs/thre
 that is enough, and what its limits are.
 """
 
-from __future__ import annotations
-
 import hashlib
 import random
 from collections.abc import Iterator

@@ -22,14 +22,12 @@ numbers round to one multiple, so probabilities are off by about one part in a m
 number is the halved sum of four, which are much harder to infer (Holohan and Braghin, ESORICS 2021).
 """
 
-from __future__ import annotations
-
 import copy
 import math
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from numbers import Integral
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -66,7 +64,7 @@ class NoiseGenerator:
         self.releases = 0
         self.tag = 0
 
-    def child(self, *path: str | int) -> NoiseGenerator:
+    def child(self, *path: str | int) -> Self:
         """The generator of this name: the same at each call, whatever was drawn before."""
         made = copy.copy(self)
         made.key, made.releases, made.tag = derive(self.key, "child", *path), 0, 0

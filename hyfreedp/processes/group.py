@@ -8,8 +8,6 @@ hardware or PyTorch could compute other bits and are refused; every step checks 
 Not covered: models that are themselves split over processes (FSDP, tensor and pipeline parallelism).
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager

@@ -4,8 +4,6 @@ If orders differ, say after a split without a seed or ``os.listdir``, a record m
 times. So the processes compare keyed hashes of a few records.
 """
 
-from __future__ import annotations
-
 import hashlib
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The wrapped torch optimizer, which turns the private gradient into an update at the rate that it is given."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Files of a run: its state with the user's own entries, or its secret key alone."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """What differs between devices: the CPU, and accelerators of any maker."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import platform

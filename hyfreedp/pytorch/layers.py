@@ -1,7 +1,5 @@
 """A model's layers in eval mode for a while."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 

@@ -1,7 +1,5 @@
 """What a step reports: private values; raw ones only if asked for, under names that say so."""
 
-from __future__ import annotations
-
 import warnings
 from dataclasses import asdict, dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """What torch, its schedulers and other libraries expect of an optimizer, for one that wraps another."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import os
