@@ -52,12 +52,13 @@ CONSTANTS: tuple[Any, ...] = (START_DISPLACEMENT, PRETRAINED_DISPLACEMENT, LADDE
 CONSTANTS += (NOISE_POWER, CLEAR_MARGIN, CLEAR_VOTE, STRIDE, AVERAGE_POWER, PUBLIC_SEED)
 
 
-def public_start(parameters: Sequence[Tensor], layers: Sequence[nn.Module] = ()) -> float:
+def public_start(parameters: Sequence[Tensor], layers: Sequence[nn.Module] = (), ratios: Sequence[float] = ()) -> float:
     """c_0: how far the noise of a whole run moves each weight at the first rate, as a standard deviation.
 
     If each weight moves by c_0, an output of a layer with n inputs of size 1 moves by c_0 sqrt(n), and variances add up
     over the layers. So c_0 = ``START_DISPLACEMENT`` / sqrt(sum of n over ``parameters``), which is public. n is the
-    number of entries of a row ``p[0]``; for a vector, or if dimension 0 has size 1, n = 1.
+    number of entries of a row ``p[0]``; for a vector, or if dimension 0 has size 1, n = 1. If parameters have other
+    rates than the first group, to which c_0 belongs, n counts by the square of their ``ratios``.
 
     A record uses 1 to V of the V rows of an embedding table, which is found in ``layers``. So n is sqrt(V), the
     geometric mean, or the width of a row if that is larger, since a product of two rows has so many terms. But in a
@@ -67,11 +68,12 @@ def public_start(parameters: Sequence[Tensor], layers: Sequence[nn.Module] = ())
     must not destroy what it has learned: c_0 sqrt(width of the norm) is at most ``PRETRAINED_DISPLACEMENT``. If they
     are equal, tables of this width are those of a transformer. Frozen norms, as with LoRA, tell nothing.
     """
+    ratio = dict(zip(map(id, parameters), ratios or [1.0] * len(parameters), strict=True))
     tables = [layer.weight for layer in layers if isinstance(layer, nn.Embedding | nn.EmbeddingBag)]
     scales = [layer._parameters.get("weight") for layer in layers if "Norm" in type(layer).__name__]
     trained = [p for p in scales if p is not None and p.dim() == 1 and p.requires_grad]
-    pretrained = [len(p) for p in trained if len(p.unique()) > 1]
-    fresh = {len(p) for p in trained} - set(pretrained)
+    pretrained = [p for p in trained if len(p.unique()) > 1]
+    fresh = {len(p) for p in trained} - {len(p) for p in pretrained}
 
     def inputs(p: Tensor) -> float:
         width = p.numel() // len(p) if p.dim() > 1 and len(p) > 1 else 1
@@ -79,8 +81,9 @@ def public_start(parameters: Sequence[Tensor], layers: Sequence[nn.Module] = ())
             return width
         return max(width, len(p) / 2 if width in fresh else math.sqrt(len(p)))
 
-    first = START_DISPLACEMENT / math.sqrt(sum(map(inputs, parameters)))
-    return min(first, PRETRAINED_DISPLACEMENT / math.sqrt(max(pretrained))) if pretrained else first
+    first = START_DISPLACEMENT / math.sqrt(sum(ratio[id(p)] ** 2 * inputs(p) for p in parameters))
+    largest = max([ratio[id(p)] ** 2 * len(p) for p in pretrained], default=0.0)
+    return min(first, PRETRAINED_DISPLACEMENT / math.sqrt(largest)) if largest else first
 
 
 def noise_to_come(schedule: Sequence[float], made: int, momentum: float = 0.0) -> float:
@@ -172,17 +175,15 @@ class LookedRate(RateLearner):
     ) -> None:
         steps, groups = len(schedule), optimizer.param_groups
         self._last_look = max(looks, default=0)
-        self._parameters, first = trainable(optimizer), float(groups[0]["lr"])
-        ratios = [(float(group["lr"]) / first, group["params"]) for group in groups] if first > 0 else []
-        self._ratios = [ratio for ratio, parameters in ratios for p in parameters if p.requires_grad]
+        self._parameters, first = trainable(optimizer), float(groups[0]["lr"]) or math.nan  # 0 is refused elsewhere
+        self._ratios = [float(group["lr"]) / first for group in groups for p in group["params"] if p.requires_grad]
         displacement, proportional = displacement_per_gradient(optimizer, steps)
         self._reach = math.sqrt(steps) * displacement  # how far noise of size 1 moves a weight in the run, at rate 1
-        momentum = float(groups[0].get("momentum", 0.0))
-        self._noise_to_come = {t: noise_to_come(schedule, t, momentum) for t in looks}
+        self._noise_to_come = {t: noise_to_come(schedule, t, float(groups[0].get("momentum", 0.0))) for t in looks}
         # What the optimizer's steps are proportional to: for SGD the gradient's noise, or without noise its first size.
         self._unit = (noise_std or math.nan) if proportional else 1.0
-        self._first, self._layers = eta, layers
-        self._c0 = public_start(self._parameters, layers)
+        self._first, self._public = eta, (self._parameters, layers, self._ratios)
+        self._c0 = public_start(*self._public)
         self._steps, self._steps_made = steps, 0
         self._start: list[Tensor] = []
         self._average: list[Tensor] = []
@@ -202,7 +203,7 @@ class LookedRate(RateLearner):
         """At the first step, keep the initial weights and compute the first rate."""
         self._steps_made = step
         if step == 0:
-            self._c0 = public_start(self._parameters, self._layers)  # again: now all processes have rank 0's weights
+            self._c0 = public_start(*self._public)  # again: now all processes have rank 0's weights
             self._start = [p.detach().clone() for p in self._parameters] if self._last_look else []
 
     def vote_before_step(self, batch: StepBatch) -> LookResult:

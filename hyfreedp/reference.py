@@ -212,9 +212,10 @@ class Looks:
         norms = [layer for layer in model.modules() if "Norm" in type(layer).__name__]
         scales = [w for layer in norms for name, w in layer.named_parameters(recurse=False) if name == "weight"]
         trained = [w for w in scales if w.dim() == 1 and w.requires_grad]
-        widths = [len(w) for w in trained if w.min() < w.max()]
-        self.most = 0.55 / max(widths) ** 0.5 if widths else math.inf  # largest c_0 of a pre-trained model
-        self.fresh = {len(w) for w in trained} - set(widths)  # widths of a transformer that is not pre-trained
+        old = [w for w in trained if w.min() < w.max()]  # the scales of norms that were trained before
+        relative = dict(zip(map(id, self.weights), self.ratios, strict=True))
+        self.most = min([0.55 / (relative[id(w)] * len(w) ** 0.5) for w in old], default=math.inf)  # largest c_0
+        self.fresh = {len(w) for w in trained} - {len(w) for w in old}  # widths of a transformer not pre-trained
         self.momentum = groups[0].get("momentum", 0.0)
         self.T, self.eta, self.factors = T, eta, [decay(s / T) for s in range(T)]
         self.reach, proportional = displacement_per_gradient(optimizer, T)
@@ -236,11 +237,11 @@ class Looks:
         if self.eta:
             return self.eta
         inputs = 0.0  # of all layers together; a vector counts as 1
-        for weight in self.weights:
+        for weight, ratio in zip(self.weights, self.ratios, strict=True):
             n: float = weight[0].numel() if weight.dim() > 1 and len(weight) > 1 else 1
             if id(weight) in self.tables:  # a record uses between 1 and all of its rows
                 n = max(n, len(weight) / 2 if n in self.fresh else len(weight) ** 0.5)
-            inputs += n
+            inputs += ratio**2 * n
         return min(6 / math.sqrt(inputs), self.most) / (math.sqrt(self.T) * self.reach * self.unit)
 
     def noise_to_come(self, t: int) -> float:

@@ -115,6 +115,20 @@ def test_the_rows_of_a_table_are_inputs_of_which_a_record_has_few():
     assert optimizer.eta == pytest.approx(first) and twin.first() == pytest.approx(first)
 
 
+def test_a_group_of_another_rate_counts_by_the_square_of_its_ratio():
+    """Ten times the rate moves a head ten times as far, and a pre-trained norm beside it. So says the reference."""
+    body, head, norm = torch.nn.Linear(20, 5), torch.nn.Linear(5, 3), torch.nn.LayerNorm(5)
+    model = torch.nn.ModuleList([body, head, norm])
+    late = [*head.parameters(), *norm.parameters()]
+    fresh = 6 / math.sqrt(20 + 1 + 100 * (5 + 1 + 1 + 1))
+    for scales, first in [(torch.ones(5), fresh), (torch.arange(1.0, 6.0), 0.055 / math.sqrt(5))]:
+        norm.weight.data = scales
+        base = torch.optim.AdamW([{"params": [*body.parameters()]}, {"params": late, "lr": 1e-2}], lr=1e-3)
+        twin = reference.Looks(model, base, 16, 0.0, None, lambda share: 1.0)
+        rates = by_hand(model, base, steps=16).eta, twin.first()
+        assert rates == pytest.approx((first / 4, first / 4))
+
+
 def test_only_norms_that_are_trained_and_fresh_tell_that_a_table_is_a_transformers():
     """Not a frozen norm, one of another width, or one without weights; nor if another of this width is pre-trained."""
     norm, rms, trained = torch.nn.LayerNorm, torch.nn.RMSNorm, torch.nn.LayerNorm(6)
