@@ -6,9 +6,9 @@ from typing import Any
 
 from torch import Tensor
 
-from hyfreedp.gradients.step_batch import StepBatch
 from hyfreedp.pytorch.base_optimizer import BaseOptimizer
 from hyfreedp.pytorch.records import LookResult, ProbeResult
+from hyfreedp.step_batch import StepBatch
 
 
 class RateLearner:

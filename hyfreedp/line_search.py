@@ -13,10 +13,10 @@ from torch import Tensor
 
 from hyfreedp.checks import check_choice
 from hyfreedp.curvefit import QuadraticFit, fit_quadratic
-from hyfreedp.gradients.step_batch import StepBatch
 from hyfreedp.learner import RateLearner
 from hyfreedp.privatize import loss_noise_std, privatize_loss
 from hyfreedp.pytorch.records import ProbeResult
+from hyfreedp.step_batch import StepBatch
 
 StepRule = Literal["gen", "literal"]
 LossThresholdRule = Literal["sum", "previous"]
@@ -105,19 +105,11 @@ class LossSearch(RateLearner):
         Losses are clipped to [0, R_l]. So shift a loss that is often negative, such as a negative log-density.
         """
         eta, threshold = self.eta, self.loss_threshold
-        with batch.processes.all_or_none():
-            move(eta)
-            ahead = batch.losses()
-            move(-eta)
-            probed = torch.stack([ahead, here, batch.losses()])  # line 7
-        private = privatize_loss(
-            batch.weighted(probed),
-            threshold,
-            batch.noise_multiplier,
-            expected_batch_size=batch.expected_batch_size,
-            generator=batch.generator,
-            add_up=batch.processes.add_up,
-        ).tolist()
+        move(eta)
+        ahead = batch.losses()
+        move(-eta)
+        probed = torch.stack([ahead, here, batch.losses()])  # line 7
+        private = privatize_loss(batch.weighted(probed), threshold, **batch.terms).tolist()
         batch.released()
         std = loss_noise_std(threshold, batch.noise_multiplier, batch.expected_batch_size)
         fit = fit_quadratic([eta, 0.0, -eta], private, std)  # lines 9 and 10

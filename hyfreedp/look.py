@@ -29,13 +29,13 @@ import torch
 from torch import Tensor, nn
 
 from hyfreedp.accounting.split import VOTE_CLIP, VOTES
-from hyfreedp.gradients.step_batch import StepBatch
 from hyfreedp.learner import RateLearner
 from hyfreedp.noise import NoiseGenerator
 from hyfreedp.privatize import loss_noise_std, noisy_mean, privatize_votes, within_floats
 from hyfreedp.pytorch.base_optimizer import trainable
 from hyfreedp.pytorch.records import LookResult
 from hyfreedp.schedule import FIRST_LOOK_STEP, LOOK_SHARES
+from hyfreedp.step_batch import StepBatch
 
 # Not options: users set at most the first rate (initial_learning_rate).
 START_DISPLACEMENT = 6.0  # how far a run's noise may move the model's outputs at the first rate, see public_start()
@@ -130,21 +130,11 @@ def choose(margin: Callable[[int], float], level: float, needed: float) -> float
 
 def _margin(batch: StepBatch, pair: Tensor, std: float) -> float:
     """Release the margin between two rates, from the losses at both, shape (2, B); ``std`` is that of its noise."""
-    size, add_up = batch.expected_batch_size, batch.processes.add_up
     if batch.noise_multiplier == 0:  # without privacy the margin is the difference of the mean losses
-        losses = batch.weighted(within_floats(pair))
-        former, latter = noisy_mean(losses, math.inf, 0.0, size, None, add_up).tolist()
+        former, latter = noisy_mean(batch.weighted(within_floats(pair)), math.inf, **batch.terms).tolist()
         return float(latter - former)
-    (margin,) = privatize_votes(
-        pair,
-        batch.noise_multiplier,
-        expected_batch_size=size,
-        steepness=max(1.0, CLEAR_MARGIN * std / CLEAR_VOTE),
-        weights=batch.weights,
-        generator=batch.generator,
-        add_up=add_up,
-    )
-    return margin
+    steepness = max(1.0, CLEAR_MARGIN * std / CLEAR_VOTE)
+    return privatize_votes(pair, steepness=steepness, weights=batch.weights, **batch.terms)[0]
 
 
 class LookedRate(RateLearner):
@@ -217,9 +207,8 @@ class LookedRate(RateLearner):
         def margin(j: int) -> float:
             for i in (j, j + 1):
                 if i not in losses:
-                    with batch.processes.all_or_none():
-                        self._set(torch._foreach_add(self._start, ray, alpha=LADDER[i]))
-                        losses[i] = batch.losses()
+                    self._set(torch._foreach_add(self._start, ray, alpha=LADDER[i]))
+                    losses[i] = batch.losses()
             if j not in margins:
                 margins[j] = _margin(batch, torch.stack([losses[j], losses[j + 1]]), std)
             return margins[j]

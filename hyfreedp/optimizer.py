@@ -20,18 +20,17 @@ from hyfreedp.data.batches import Loss, PhysicalBatchSize, batch_length
 from hyfreedp.data.sampling import PoissonSampler
 from hyfreedp.gradients import GradientEngine
 from hyfreedp.gradients.plain import check_plain_loss
-from hyfreedp.gradients.step_batch import StepBatch, Weights
 from hyfreedp.gradients.validate import check_module
 from hyfreedp.learner import FixedRate, RateLearner
 from hyfreedp.noise import NoiseGenerator
 from hyfreedp.preset import RunPlan
-from hyfreedp.privatize import privatize_gradient
 from hyfreedp.processes.group import Processes
 from hyfreedp.pytorch.base_optimizer import BaseOptimizer
 from hyfreedp.pytorch.records import StepRecord, raw_values
 from hyfreedp.pytorch.wrapper import OptimizerWrapper, Unprepared, check_arguments, run_step_hooks
 from hyfreedp.run_state import RunState
 from hyfreedp.statement import Statement
+from hyfreedp.step_batch import StepBatch, Weights
 
 _TRAINED: WeakSet[nn.Module] = WeakSet()  # models and layers that private steps of this process have trained
 
@@ -123,27 +122,12 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
         kind = self.split.probe if self.split.is_probe_step(t) else "none"  # of the release beside the gradient's
         try:
             with self.processes.all_or_none():
-                self._check(t, loss, batch)
-                samples = StepBatch(
-                    loss,
-                    batch,
-                    weights,
-                    engine=self.gradient_engine,
-                    max_physical_batch_size=self.max_physical_batch_size,
-                    step=t,
-                    generator=self._generator,
-                    ledger=self.ledger,
-                    expected_batch_size=self.expected_batch_size,
-                    processes=self.processes,
-                )
-                if not self._loss_compared:
-                    self._loss_compared = check_plain_loss(samples, self._generator.child("plain", t).key)
+                samples = self._checked(t, loss, batch, weights)
             if kind == "look":
                 look = learner.vote_before_step(samples)
-            with self.processes.all_or_none():
-                pieces = samples.new_pass()
-                losses, norms = self.gradient_engine.add(samples.loss, pieces, samples.weights)  # lines 2 and 3
-            self._release_gradient(t)  # line 4
+            losses, norms = samples.add_gradients()  # lines 2 and 3
+            self._base.set_gradients(samples.release_gradient(self._base.parameters))  # line 4
+            self._note_release()
             eta = learner.eta * self.plan.rate_factor(t)
             if math.isnan(eta):  # no rate is known yet, since all gradients so far were zero
                 eta = 0.0
@@ -161,8 +145,7 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
             learner.undo()  # reverts a look, unless the step's gradient was released
             raise
         finally:  # after an error, gradients and sums may be raw
-            self._base.clear_gradients()
-            self.gradient_engine.clear()
+            self._clear()
         diagnostics = None
         if self.diagnostics:
             join = self.processes.join_samples
@@ -188,11 +171,10 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
             )
         self._base.sync_scheduler()
         self.rate_learner.on_step_start(t)
-        self._base.clear_gradients()
-        self.gradient_engine.clear()
+        self._clear()
 
-    def _check(self, t: int, loss: Loss, batch: Any) -> None:
-        """Refuse step t if model, loss or batch are not what a private step takes."""
+    def _checked(self, t: int, loss: Loss, batch: Any, weights: Weights) -> StepBatch:
+        """The batch of step t; refused if model, loss or batch are not what a private step takes."""
         if not self.module.training:
             raise ValueError("the model must be in train mode: call model.train() before optimizer.step")
         check_module(self.module)
@@ -201,30 +183,35 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
             check_arguments(loss, "the record")
         if self._sampled and self.split.gradient_noise_multiplier(t) > 0:
             self.sampler.check_drawn(t, batch_length(batch))
-
-    def _release_gradient(self, t: int) -> None:
-        """Turn the clipped sums into the private gradient, count it in the ledger, and write it into ``.grad``."""
-        sums = self.gradient_engine.clipped_sums(self._base.parameters)
-        self.processes.add_up(sums)
-        generator = self._generator.child("gradient", t)
-        privatize_gradient(
-            sums,
-            self.split.gradient_noise_multiplier(t),
-            sensitivity=self.gradient_engine.sensitivity,
+        samples = StepBatch(
+            loss,
+            batch,
+            weights,
+            engine=self.gradient_engine,
+            max_physical_batch_size=self.max_physical_batch_size,
+            ledger=self.ledger,
+            generator=self._generator,
             expected_batch_size=self.expected_batch_size,
-            generator=generator,
+            processes=self.processes,
         )
-        self.processes.check_same(generator.tag)
-        self.ledger.record(generator.tag)
-        self._base.clear_gradients()  # a loss may have made raw ones, even of frozen parameters
-        for parameter, gradient in zip(self._base.parameters, sums, strict=True):
-            parameter.grad = gradient.to(parameter.dtype)  # rounding to half precision comes after the noise
+        if not self._loss_compared:
+            key = self._generator.child("plain", t).key
+            compared = (self.gradient_engine, samples.loss, samples.partition, key)
+            self._loss_compared = samples.owners or check_plain_loss(*compared)
+        return samples
+
+    def _note_release(self) -> None:
+        """Tell model, sampler and learner that the step's gradient is released, so that it can no longer be undone."""
         if self.module not in _TRAINED:
             trained = [m for m in self.module.modules() if any(p.requires_grad for p in m.parameters(False))]
             _TRAINED.update((self.module, *trained))
         if self._sampled:
             self.sampler.position = self.ledger.steps
         self.rate_learner.on_gradient()
+
+    def _clear(self) -> None:
+        self._base.clear_gradients()
+        self.gradient_engine.clear()
 
     # -- the state of a run --------------------------------------------------------------------------------------------
 

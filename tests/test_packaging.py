@@ -27,7 +27,7 @@ LAYERS = [
     {"gradients.rules", "gradients.compositions", "processes.same_records", "pytorch.checkpoint"},
     {"gradients.attention", "gradients.convolution", "gradients.recurrent"},
     {"gradients.engine"},
-    {"gradients", "gradients.step_batch"},
+    {"gradients", "step_batch"},
     {"gradients.plain", "learner", "data.sampling"},
     {"line_search", "look"},
     {"preset", "reference", "run_state", "statement"},
@@ -36,7 +36,7 @@ LAYERS = [
     {"__init__"},
     {"experiments", "integrations"},
 ]
-BUDGET = 9288  # lines of the core, all but the experiments; it may fall
+BUDGET = 9283  # lines of the core, all but the experiments; it may fall
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 MODULES = sorted(PACKAGE.rglob("*.py"))
 

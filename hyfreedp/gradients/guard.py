@@ -30,43 +30,31 @@ def unchanged(module: nn.Module, *, by_value: bool = False) -> Iterator[None]:
     """
     torch.clear_autocast_cache()
     layers = list(module.modules())
-    containers = [container for layer in layers for container in _containers(layer)]
-    contents, empty = [(c, c.copy()) for c in containers if c], [c for c in containers if not c]
+    contents = [(container, container.copy()) for layer in layers for container in _containers(layer)]
     parameters, buffers = _tensors(layers, "_parameters"), _tensors(layers, "_buffers")
-    buffer_ids = {id(t) for t in buffers.values()}
+    published = buffers | parameters
+    versions = {place: t._version for place, t in published.items()}
+    copies = {place: t.detach().clone() for place, t in (published if by_value else buffers).items()}
+    ids = {id(t) for t in buffers.values()}
     attributes = [
-        (before, key, t) for _, before in contents for key, t in _plain_tensors(before) if id(t) not in buffer_ids
+        (old, key, t, t.detach().clone()) for _, old in contents for key, t in _plain_tensors(old) if id(t) not in ids
     ]
-    values = [t.detach().clone() for _, _, t in attributes]
-    copies = {place: t.detach().clone() for place, t in (buffers | parameters if by_value else buffers).items()}
-    versions = [(*place, t, t._version, copies.get(place)) for place, t in (buffers | parameters).items()]
     require_gradients = [(p, p.requires_grad) for p in parameters.values()]
     changed: list[Place] = []
     try:
         yield
     finally:
-        for (before, key, t), value in zip(attributes, values, strict=True):
-            if bits_differ(t, value):
-                before[key] = value
-        differing: list[Any] = [(now, before) for now, before in contents if not _same_contents(now, before)]
-        if differing := differing + [(now, ()) for now in empty if now]:
-            changed += _replaced(parameters | buffers, module)
-            for container, before in differing:
-                container.clear()
-                (container.extend if isinstance(container, list) else container.update)(before)
+        for old, key, t, copy in attributes:
+            if bits_differ(t, copy):
+                old[key] = copy
+        if differing := [(now, old) for now, old in contents if (now or old) and not _same_contents(now, old)]:
+            changed += _replaced(published, module)
+        for container, old in differing:
+            container.clear()
+            (container.extend if isinstance(container, list) else container.update)(old)
         for p, required in require_gradients:
             p.requires_grad_(required)
-        for layer, name, tensor, version, copy in versions:
-            if isinstance(layer, torch.jit.ScriptModule) and getattr(layer, name) is not tensor:
-                setattr(layer, name, tensor)
-            elif tensor._version == version and (copy is None or not bits_differ(tensor, copy)):
-                continue
-            elif name in layer._non_persistent_buffers_set:
-                layer._buffers[name] = copy  # a backward pass may need the values of the other tensor
-                continue
-            if copy is not None:
-                tensor.data.copy_(copy)
-            changed.append((layer, name))
+        changed += [place for place, t in published.items() if _restored(place, t, versions[place], copies.get(place))]
     if changed:
         paths = {layer: path for path, layer in module.named_modules()}
         names = [repr(f"{paths.get(layer, '?')}.{name}".lstrip(".")) for layer, name in changed]
@@ -76,6 +64,21 @@ def unchanged(module: nn.Module, *, by_value: bool = False) -> Iterator[None]:
             "script of mapped samples wrote into a parameter). Call .eval() of what keeps statistics, or replace "
             "it by a layer without; register a cache with persistent=False"
         )
+
+
+def _restored(place: Place, tensor: Tensor, version: int, copy: Tensor | None) -> bool:
+    """Undo what was written into a parameter or buffer; returns whether there was anything, but for a cache."""
+    layer, name = place
+    if isinstance(layer, torch.jit.ScriptModule) and getattr(layer, name) is not tensor:
+        setattr(layer, name, tensor)
+    elif tensor._version == version and (copy is None or not bits_differ(tensor, copy)):
+        return False
+    elif name in layer._non_persistent_buffers_set:
+        layer._buffers[name] = copy  # a backward pass may need the values of the other tensor
+        return False
+    if copy is not None:
+        tensor.data.copy_(copy)
+    return True
 
 
 def _containers(layer: nn.Module) -> list[Any]:

@@ -7,7 +7,7 @@ it if they agree. If not, the piece is split by their answers, and each part is 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -75,7 +75,6 @@ def _positions_by_answer(answers: Tensor) -> list[Tensor]:
     return [(kind_of == k).nonzero()[:, 0].cpu() for k in range(len(kinds))]
 
 
-@dataclass(frozen=True, eq=False)
 class Piece:
     """Samples that are mapped together.
 
@@ -83,40 +82,36 @@ class Piece:
         group: the samples.
         path: their known answers to the first decisions, equal for all.
         wanted: positions in the group of the samples whose results are used; None for all.
-        name: the name of another piece's random numbers, if this piece repeats them; None: it has its own.
+        positions: the same, also for all.
+        rows: positions of these samples in the batch.
+        stream: the name of the random numbers: the first sample's position in the batch, and the number of known
+            answers; or that of another piece, if this one repeats its numbers.
         again: the piece to compute instead if a decision depends on random numbers: it computes these samples with the
             numbers from which their answers came.
         alone: whether it is one sample that was computed without a map.
     """
 
-    group: Group
-    path: Path = ()
-    wanted: Tensor | None = None
-    name: tuple[int, int] | None = None
-    again: Piece | None = None
-    alone: bool = False
-
-    @property
-    def positions(self) -> Tensor:
-        """Positions in the group of the samples whose results are used."""
-        return torch.arange(len(self.group)) if self.wanted is None else self.wanted
-
-    @property
-    def rows(self) -> Tensor:
-        """Positions of these samples in the batch."""
-        return self.group.rows[self.positions]
-
-    @property
-    def stream(self) -> tuple[int, int]:
-        """The name of its random numbers: the first sample's position in the batch, and the number of known answers."""
-        return self.name or (int(self.group.rows[0]), len(self.path))
+    def __init__(
+        self,
+        group: Group,
+        path: Path = (),
+        wanted: Tensor | None = None,
+        *,
+        stream: tuple[int, int] | None = None,
+        again: Piece | None = None,
+        alone: bool = False,
+    ) -> None:
+        self.group, self.path, self.wanted, self.again, self.alone = group, path, wanted, again, alone
+        self.positions = torch.arange(len(group)) if wanted is None else wanted
+        self.rows = group.rows[self.positions]
+        self.stream = stream or (int(group.rows[0]), len(path))
 
     def split(self, parts: list[tuple[Path, Tensor]]) -> list[Piece]:
         """One piece for each path and the samples with these answers, given by their places in :attr:`positions`."""
         pieces = []
         for path, places in reversed(parts):
             positions = self.positions[places]
-            same = replace(self, path=path, wanted=positions, name=self.stream, again=None)
+            same = Piece(self.group, path, positions, stream=self.stream)
             pieces.append(same if self.wanted is not None else Piece(self.group.take(positions), path, again=same))
         return pieces
 

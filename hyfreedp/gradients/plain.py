@@ -11,11 +11,12 @@ import warnings
 import torch
 from torch import Tensor
 
+from hyfreedp.data.batches import Loss
 from hyfreedp.errors import Refused
+from hyfreedp.gradients.engine import GradientEngine
 from hyfreedp.gradients.guard import unchanged
 from hyfreedp.gradients.mapped import Pass
 from hyfreedp.gradients.pieces import Partition, Piece
-from hyfreedp.gradients.step_batch import StepBatch
 from hyfreedp.noise.random_states import random_states_of, seed_random_states
 from hyfreedp.pytorch.layers import eval_mode
 
@@ -23,7 +24,7 @@ _COMPARED_RECORDS = 3
 
 
 @torch.no_grad()
-def check_plain_loss(samples: StepBatch, key: bytes) -> bool:
+def check_plain_loss(engine: GradientEngine, loss: Loss, partition: Partition, key: bytes) -> bool:
     """ValueError if the loss of a batch is neither its records' losses nor a (weighted) sum or mean of them.
 
     It is computed in eval mode, with random numbers of ``key``. A loss that draws random numbers or takes only single
@@ -32,12 +33,10 @@ def check_plain_loss(samples: StepBatch, key: bytes) -> bool:
     Returns:
         Whether the check is done; False if there were too few records, so that the next step must repeat it.
     """
-    if samples.owners:
-        return True
-    group = max((piece.group for piece in samples.partition.pieces), key=len, default=None)
+    group = max((piece.group for piece in partition.pieces), key=len, default=None)
     if group is None or len(group) < 2:
         return False
-    engine, group = samples.engine, group.take(slice(0, _COMPARED_RECORDS))
+    group = group.take(slice(0, _COMPARED_RECORDS))
     all_rows = list(range(len(group)))
 
     def batch_loss(rows: list[int], key: bytes = key) -> Tensor | None:
@@ -48,7 +47,7 @@ def check_plain_loss(samples: StepBatch, key: bytes) -> bool:
         with random_states_of(key, engine.device), unchanged(engine.module, by_value=True):
             try:  # as one sample of several rows, so that the loss cannot keep a usable tensor of it
                 one_pass = Pass([], 1, memory_budget=0)
-                value = one_pass.losses(lambda some: samples.loss(group.record(some)), [t[None] for t in tensors])
+                value = one_pass.losses(lambda some: loss(group.record(some)), [t[None] for t in tensors])
             except Refused:
                 raise
             except Exception:  # the loss takes a single record only, or cannot be mapped
@@ -60,7 +59,7 @@ def check_plain_loss(samples: StepBatch, key: bytes) -> bool:
             return True
         try:
             records = Partition([Piece(group)], lambda piece, attempt: seed_random_states(key, engine.device))
-            alone = engine.losses(samples.loss, records).to(plain)
+            alone = engine.losses(loss, records).to(plain)
         except Refused:
             raise
         except Exception as error:

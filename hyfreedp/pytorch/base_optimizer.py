@@ -1,11 +1,11 @@
 """The wrapped torch optimizer, which turns the private gradient into an update at the rate that it is given."""
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 
 def trainable(optimizer: torch.optim.Optimizer) -> list[Any]:
@@ -99,6 +99,12 @@ class BaseOptimizer:
         for group in self.optimizer.param_groups:
             for parameter in group["params"]:
                 parameter.grad = None
+
+    def set_gradients(self, gradients: Sequence[Tensor]) -> None:
+        """Write the private gradients into ``.grad``, rounded to the parameters' types."""
+        self.clear_gradients()  # a loss may have made raw ones, even of frozen parameters
+        for parameter, gradient in zip(self.parameters, gradients, strict=True):
+            parameter.grad = gradient.to(parameter.dtype)
 
     def note_rates(self) -> None:
         """Remember that the groups' current rates were set here."""

@@ -11,7 +11,7 @@ from scipy import stats
 from torch.utils.data import DataLoader, TensorDataset
 
 import hyfreedp
-from hyfreedp import PrivacyEngine, auditing, optimizer
+from hyfreedp import PrivacyEngine, auditing, step_batch
 
 
 def slow_p_value(right, guesses, canaries, epsilon, delta):
@@ -118,7 +118,7 @@ def test_noise_left_out_is_refuted(monkeypatch):
     def mean(sums, *_, expected_batch_size, **__):
         torch._foreach_div_(sums, expected_batch_size)
 
-    monkeypatch.setattr(optimizer, "privatize_gradient", mean)
+    monkeypatch.setattr(step_batch, "privatize_gradient", mean)
     found = audited(script)
     assert found.refuted and found.lower_bound > 1.5 > 1 >= found.claimed
     assert "claimed 1.00, found at least" in str(found) and "Refuted: " in str(found)

@@ -12,8 +12,6 @@ from hypothesis import strategies as st
 from hyfreedp import line_search
 from hyfreedp.curvefit import QuadraticFit
 from hyfreedp.line_search import LossSearch
-from hyfreedp.noise import NoiseGenerator
-from hyfreedp.processes.group import Processes
 from hyfreedp.schedule import decay_factor
 
 LOSSES = torch.tensor([[0.4, 0.1, 0.9], [0.5, 0.3, 1.1], [0.8, 0.6, 1.6]], dtype=torch.float64)  # at w - hG, w, w + hG
@@ -65,8 +63,8 @@ def test_one_bad_record_moves_a_release_by_no_more_than_its_clip(where, bad):
     for losses in (LOSSES, extended):
         probe = LossSearch(rule="gen", eta=0.1)
         batch = SimpleNamespace(losses=iter(losses[[0, 2]]).__next__, weighted=lambda losses: losses)
-        batch.noise_multiplier, batch.expected_batch_size, batch.generator = 0.0, 4.0, NoiseGenerator(0)
-        batch.processes, batch.released = Processes(), lambda: None
+        batch.noise_multiplier, batch.expected_batch_size, batch.released = 0.0, 4.0, lambda: None
+        batch.terms = {"noise_multiplier": 0.0, "expected_batch_size": 4.0}
         fits.append(probe.probe_after_step(batch, losses[1], lambda distance: None)[0])
         assert math.isfinite(probe.eta) and math.isfinite(probe.loss_threshold) and probe.eta > 0
     slope, curvature = (abs(getattr(fits[0], name) - getattr(fits[1], name)) for name in ("slope", "curvature"))

@@ -1,11 +1,11 @@
-"""The Poisson batch of a step: its loss, the random numbers of each pass over it, and the release of its losses."""
+"""The Poisson batch of a step: its losses, the random numbers of each pass over it, and what is released of it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hyfreedp.accounting import PrivacyLedger
 from hyfreedp.checks import check_function, check_weights
@@ -15,6 +15,7 @@ from hyfreedp.gradients.per_sample import widened
 from hyfreedp.gradients.pieces import Partition, Piece
 from hyfreedp.noise import NoiseGenerator
 from hyfreedp.noise.random_states import seed_random_states
+from hyfreedp.privatize import privatize_gradient
 from hyfreedp.processes.group import Processes
 
 Weights = Callable[[Any], Tensor] | None
@@ -22,7 +23,7 @@ _MEMORY_CHECK_SHARE = 0.1  # share of the batches with decisions of Python that 
 
 
 class StepBatch:
-    """One batch and its loss function. Results have shape ``(B,)``, B >= 0, in the order of the batch.
+    """The batch of the next step and its loss function. Results have shape ``(B,)``, B >= 0, in the order of the batch.
 
     Losses are raw: a learner of the rate may use them only through one noisy release of the batch.
 
@@ -32,17 +33,17 @@ class StepBatch:
         weights: maps one record to its weight, one number in [0, 1].
         engine: the model's gradient engine.
         max_physical_batch_size: the most samples mapped together, or a function from one sample to it.
-        step: number of the step.
+        ledger: knows the step's number and its noise, and counts what is released.
         generator: that of the run, of which each purpose gets a child.
-        ledger: counts the release.
 
     Attributes:
         loss: the loss of one sample: of a record, or the mean over an owner's records.
         owners: whether samples are owners.
         partition: the pieces that memory allows, with which each pass begins.
         weights: float64, shape ``(B,)``, on the model's device; None if all are 1.
-        noise_multiplier, generator: sigma_l of the release, and the source of its noise.
-        expected_batch_size, processes: those of the run.
+        noise_multiplier, generator: sigma_l of a look or probe, and the source of its noise.
+        expected_batch_size: that of the run.
+        terms: these and the processes' ``add_up``, as arguments of ``privatize_loss`` and ``privatize_votes``.
     """
 
     def __init__(
@@ -53,32 +54,40 @@ class StepBatch:
         *,
         engine: GradientEngine,
         max_physical_batch_size: PhysicalBatchSize,
-        step: int,
-        generator: NoiseGenerator,
         ledger: PrivacyLedger,
+        generator: NoiseGenerator,
         expected_batch_size: float,
         processes: Processes,
     ) -> None:
         self.owners = isinstance(batch, Records) and batch.owners
         self.loss = _of_sample(loss, self.owners)
-        self.engine, self._step, self._ledger = engine, step, ledger
-        self.expected_batch_size, self.processes = expected_batch_size, processes
+        self.expected_batch_size, self._processes = expected_batch_size, processes
+        self._engine, self._ledger, self._step = engine, ledger, ledger.steps
         self.noise_multiplier = ledger.split.sigma_loss
-        self.generator = generator.child("look" if ledger.split.probe == "look" else "probe", step)
-        self._of_torch = generator.child("torch", step, processes.rank)  # different random numbers for each piece
+        self.generator = generator.child("look" if ledger.split.probe == "look" else "probe", self._step)
+        self.terms: dict[str, Any] = {"noise_multiplier": self.noise_multiplier, "generator": self.generator}
+        self.terms |= {"expected_batch_size": expected_batch_size, "add_up": processes.add_up}
+        self._of_gradient = generator.child("gradient", self._step)
+        self._of_torch = generator.child("torch", self._step, processes.rank)  # other random numbers for each piece
         # Key of NumPy's and Python's random numbers. All samples of a map share these, so all pieces must, too.
-        self._coins = generator.child("coins", step).key
+        self._coins = generator.child("coins", self._step).key
         self._passes = 0  # the number of passes so far; each has its own random numbers
         self.partition = Partition.of(batch, max_physical_batch_size)
         self.weights = None
         if weights is not None:
             check_function("weights", weights)
-            values = engine.losses(_of_sample(weights, self.owners), self.new_pass())
+            values = engine.losses(_of_sample(weights, self.owners), self._new_pass())
             self.weights = check_weights(values.double())
 
     def losses(self) -> Tensor:
-        """Losses at the model's current weights, shape ``(B,)``."""
-        return self.engine.losses(self.loss, replace(self.new_pass(), coin=None)).double()
+        """Losses at the model's current weights."""
+        with self._processes.all_or_none():
+            return self._engine.losses(self.loss, replace(self._new_pass(), coin=None)).double()
+
+    def add_gradients(self) -> tuple[Tensor, Tensor]:
+        """Add the weighted, clipped gradients to the engine's sums; returns the raw losses and norms."""
+        with self._processes.all_or_none():
+            return self._engine.add(self.loss, self._new_pass(), self.weights)
 
     def weighted(self, losses: Tensor) -> Tensor:
         """Losses (..., B) times the weights; 0 for a sample of weight 0, even if its loss is not finite."""
@@ -86,12 +95,27 @@ class StepBatch:
             return losses
         return (losses * self.weights).masked_fill(self.weights == 0, 0.0)
 
+    def release_gradient(self, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
+        """The private gradient by these parameters, from the engine's sums on all processes; it is in the ledger."""
+        sums = self._engine.clipped_sums(parameters)
+        self._processes.add_up(sums)
+        privatize_gradient(
+            sums,
+            self._ledger.split.gradient_noise_multiplier(self._step),
+            sensitivity=self._engine.sensitivity,
+            expected_batch_size=self.expected_batch_size,
+            generator=self._of_gradient,
+        )
+        self._processes.check_same(self._of_gradient.tag)
+        self._ledger.record(self._of_gradient.tag)
+        return sums
+
     def released(self) -> None:
-        """Count the release in the ledger. Call this once its noise is drawn, before its values are used."""
-        self.processes.check_same(self.generator.tag)
+        """Count a look or probe in the ledger. Call this once its noise is drawn, before its values are used."""
+        self._processes.check_same(self.generator.tag)
         self._ledger.record_probe(self._step, self.generator.tag)
 
-    def new_pass(self) -> Partition:
+    def _new_pass(self) -> Partition:
         """A partition for one pass, which may split it, with random numbers of its own.
 
         If passes shared these, a record that splits a piece in one pass only would change whether the dropout masks of
@@ -101,7 +125,7 @@ class StepBatch:
 
         def begin(piece: Piece, attempt: int) -> None:
             stream = ("mapped", number, *piece.stream) if attempt == 0 else ("alone", number, piece.stream[0], attempt)
-            seed_random_states(self._of_torch.child(*stream).key, self.engine.device, self._coins)
+            seed_random_states(self._of_torch.child(*stream).key, self._engine.device, self._coins)
 
         def coin() -> bool:
             return float(self._of_torch.child("memory").uniform(1)) < _MEMORY_CHECK_SHARE
