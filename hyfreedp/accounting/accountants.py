@@ -20,8 +20,8 @@ from hyfreedp.accounting.privacy_loss import epsilon_of_sum
 
 Accountant = Literal["pld", "rdp"]
 
-# A noise multiplier, and the number of releases with it.
-Release = tuple[float, int]
+Release = tuple[float, int]  # a noise multiplier, and the number of releases with it
+Sampled = tuple[float, float, int, int]  # noise multiplier, sample rate, records of a person, number of releases
 
 FINENESS = 100  # grid intervals per standard deviation of the privacy loss
 LARGEST_GRID = 300_000  # grid points for one release; the grid is coarser where rare losses are very large
@@ -48,14 +48,19 @@ def composed_epsilon(
     """
     if records_per_person > 1 and accountant == "rdp":
         raise ValueError(f"accountant must be 'pld' if records_per_person > 1, got 'rdp' and {records_per_person}")
-    merged = merge(releases)
-    if not merged:
+    each = tuple((sigma, sample_rate, records_per_person, count) for sigma, count in merge(releases))
+    return epsilon_of(each, delta, accountant, coarseness)
+
+
+def epsilon_of(
+    releases: tuple[Sampled, ...], delta: float, accountant: Accountant = "pld", coarseness: int = 1
+) -> float:
+    """As :func:`composed_epsilon`, for releases with sample rates, and numbers of records, of their own."""
+    if not releases:
         return 0.0
-    if any(sigma < 1e-3 for sigma, _ in merged):  # the losses would overflow
+    if any(sigma < 1e-3 for sigma, *_ in releases):  # the losses would overflow
         return math.inf
-    if accountant == "rdp":
-        return _rdp_epsilon(merged, sample_rate, delta)
-    return _pld_epsilon(merged, sample_rate, delta, coarseness, records_per_person)
+    return _rdp_epsilon(releases, delta) if accountant == "rdp" else _pld_epsilon(releases, delta, coarseness)
 
 
 def merge(releases: Iterable[Release]) -> tuple[Release, ...]:
@@ -70,17 +75,12 @@ def merge(releases: Iterable[Release]) -> tuple[Release, ...]:
 
 
 @lru_cache(maxsize=4096)
-def _pld_epsilon(
-    releases: tuple[Release, ...], sample_rate: float, delta: float, coarseness: int, records: int
-) -> float:
-    return pld_epsilon([(sampled(sigma, sample_rate, records), count) for sigma, count in releases], delta, coarseness)
-
-
-def pld_epsilon(releases: Sequence[tuple[SampledGaussian, int]], delta: float, coarseness: int = 1) -> float:
-    """Epsilon at ``delta`` of releases, each with a count: the larger one of removing and adding a person's records."""
-    interval = grid(releases, coarseness)
-    both_directions = [release.distributions(interval) for release, _ in releases]
-    counts = [count for _, count in releases]
+def _pld_epsilon(releases: tuple[Sampled, ...], delta: float, coarseness: int) -> float:
+    """The larger epsilon of removing and adding a person's records."""
+    each = [(sampled(sigma, q, records), count) for sigma, q, records, count in releases]
+    interval = grid(each, coarseness)
+    both_directions = [release.distributions(interval) for release, _ in each]
+    counts = [count for _, count in each]
     removed_and_added = zip(*both_directions, strict=True)
     return max(epsilon_of_sum(list(zip(losses, counts, strict=True)), delta) for losses in removed_and_added)
 
@@ -100,7 +100,7 @@ sampled = lru_cache(maxsize=4)(SampledGaussian)  # a run has two noise multiplie
 
 
 @lru_cache(maxsize=4096)
-def _rdp_epsilon(releases: tuple[Release, ...], sample_rate: float, delta: float) -> float:
+def _rdp_epsilon(releases: tuple[Sampled, ...], delta: float) -> float:
     from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
     from dp_accounting.rdp import RdpAccountant
 
@@ -108,9 +108,9 @@ def _rdp_epsilon(releases: tuple[Release, ...], sample_rate: float, delta: float
     level = logger.level
     logger.setLevel(logging.ERROR)  # it warns of orders that it leaves out, without which the bound is still valid
     try:
-        for sigma, count in releases:
-            sigma = min(sigma, 1e6 * math.sqrt(sample_rate))  # with more noise dp-accounting returns rounding errors
-            accountant.compose(SelfComposedDpEvent(PoissonSampledDpEvent(sample_rate, GaussianDpEvent(sigma)), count))
+        for sigma, q, _, count in releases:
+            sigma = min(sigma, 1e6 * math.sqrt(q))  # with more noise dp-accounting returns rounding errors
+            accountant.compose(SelfComposedDpEvent(PoissonSampledDpEvent(q, GaussianDpEvent(sigma)), count))
         return float(accountant.get_epsilon(delta))
     finally:
         logger.setLevel(level)

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import replace
 
-from hyfreedp.accounting.accountants import Accountant, Release, composed_epsilon, merge, pld_epsilon, sampled
+from hyfreedp.accounting.accountants import Accountant, Release, composed_epsilon, epsilon_of, merge
 from hyfreedp.accounting.split import SQUARED_L2_SENSITIVITY, NoiseSplit, Probe
 from hyfreedp.checks import check_type
 
@@ -99,13 +99,14 @@ def epsilon_of_runs(runs: Iterable[tuple[NoiseSplit, int]], delta: float) -> flo
     run; all else may depend on what earlier runs released. A record is in all runs or in none. So privacy losses are
     summed over runs, once for removing it and once for adding it, and the larger epsilon counts.
     """
-    counted = [(split, *release) for split, steps in runs for release in merge(releases(split, steps))]
-    if not counted:
-        return 0.0
-    if any(sigma < 1e-3 for _, sigma, _ in counted):  # as in composed_epsilon
-        return math.inf
-    each = [(sampled(sigma, split.sample_rate, split.records_per_person), n) for split, sigma, n in counted]
-    return pld_epsilon(each, delta)
+    return epsilon_of(
+        tuple(
+            (sigma, split.sample_rate, split.records_per_person, count)
+            for split, steps in runs
+            for sigma, count in merge(releases(split, steps))
+        ),
+        delta,
+    )
 
 
 def zcdp(split: NoiseSplit, steps: int) -> float:

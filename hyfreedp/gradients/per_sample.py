@@ -103,22 +103,11 @@ class OuterProducts(PerSampleGradients):
     def squared_norms(self) -> Tensor:
         """An upper bound, by what rounding may have lost in norms or sums (much only where tokens cancel)."""
         left, right = widened(self.left), widened(self.right)
-        tokens, p, d = *left.shape[1:], right.shape[2]
-        tiny, eps = torch.finfo(left.dtype).tiny, torch.finfo(left.dtype).eps
-        if tokens == 1:  # squares below tiny underflow to zero, so each entry's loss is added
-            lefts, rights = (squared_row_norms(t[:, 0]) + t.shape[2] * tiny for t in (left, right))
-            return lefts * rights
-        if tokens * relative_rounding(p, d, left.dtype) > _LARGEST_RELATIVE_ERROR:
-            pairs = zip(*(t.split(max(1, _FORMED // (p * d))) for t in (left, right)), strict=True)
-            squares = torch.cat([squared_row_norms((lefts.mT @ rights).flatten(1)) for lefts, rights in pairs])
-            uncancelled = (torch.linalg.vector_norm(left, dim=2) * torch.linalg.vector_norm(right, dim=2)).sum(1)
-            return squares + (1000 * tokens**0.5 * eps * uncancelled).square()  # so sums are off by a 1000th at most
-        left_gram, right_gram = _gram(left), _gram(right)
-        for gram, t in ((left_gram, left), (right_gram, right)):
-            gram.diagonal(dim1=1, dim2=2).add_(t.shape[1:].numel() * tiny)
-        products = left_gram.mul_(right_gram)
-        uncancelled = products.diagonal(dim1=1, dim2=2).sqrt().sum(1)  # what the norms were if no tokens cancelled
-        return products.sum((1, 2)).clamp_(min=0) + relative_rounding(p, d, left.dtype) * uncancelled.square()
+        if left.shape[1] == 1:
+            return _squares(left[:, 0]) * _squares(right[:, 0])
+        if left.shape[1] * relative_rounding(left.shape[2], right.shape[2], left.dtype) > _LARGEST_RELATIVE_ERROR:
+            return _squares_by_gradients(left, right)
+        return _squares_by_grams(left, right)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         left, right = widened(self.left), widened(self.right)
@@ -201,6 +190,33 @@ def squared_row_norms(x: Tensor) -> Tensor:
     return squares + torch.linalg.vector_norm(parts, dim=2, dtype=dtype).square().sum(1)
 
 
+def _squares(x: Tensor) -> Tensor:
+    """Squared norms of rows, plus what underflows: a square below ``tiny`` becomes zero."""
+    return squared_row_norms(x) + x.shape[1] * torch.finfo(x.dtype).tiny
+
+
+def _squares_by_gradients(left: Tensor, right: Tensor) -> Tensor:
+    """||sum_t left_it right_it^T||^2, with sums formed for a few samples at a time, plus a bound of their error.
+
+    So sums are off by a 1000th at most.
+    """
+    tokens, entries = left.shape[1], left.shape[2] * right.shape[2]
+    pairs = zip(*(t.split(max(1, _FORMED // entries)) for t in (left, right)), strict=True)
+    squares = torch.cat([squared_row_norms((lefts.mT @ rights).flatten(1)) for lefts, rights in pairs])
+    uncancelled = (torch.linalg.vector_norm(left, dim=2) * torch.linalg.vector_norm(right, dim=2)).sum(1)
+    return squares + (1000 * tokens**0.5 * torch.finfo(left.dtype).eps * uncancelled).square()
+
+
+def _squares_by_grams(left: Tensor, right: Tensor) -> Tensor:
+    """sum_ts <left_it, left_is> <right_it, right_is>, the same without forming gradients, plus its rounding."""
+    products = _gram(left).mul_(_gram(right))
+    uncancelled = products.diagonal(dim1=1, dim2=2).sqrt().sum(1)  # what the norms were if no tokens cancelled
+    rounding = relative_rounding(left.shape[2], right.shape[2], left.dtype)
+    return products.sum((1, 2)).clamp_(min=0) + rounding * uncancelled.square()
+
+
 def _gram(x: Tensor) -> Tensor:
     """Inner products (B, T, T) of the rows of (B, T, d), in parts, since rounding errors of equal numbers add up."""
-    return reduce(Tensor.add_, (part @ part.mT for part in x.split(1024, 2)))
+    gram = reduce(Tensor.add_, (part @ part.mT for part in x.split(1024, 2)))
+    gram.diagonal(dim1=1, dim2=2).add_(x.shape[1:].numel() * torch.finfo(x.dtype).tiny)  # as in _squares
+    return gram
