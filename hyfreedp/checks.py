@@ -5,7 +5,7 @@ import inspect
 import math
 import numbers
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, get_args
 
 import numpy as np
@@ -175,15 +175,3 @@ def check_weights(weights: Tensor) -> Tensor:
             "weights must be in [0, 1], got one outside: divide all by the largest possible, whoever is in the data"
         )
     return weights
-
-
-def check_same_model(here: Mapping[str, Any], there: Mapping[str, Any]) -> None:
-    """ValueError if the ``state_dict`` ``there`` does not fit the one ``here``; torch would load the part that fits."""
-    own, loaded = ({name: getattr(value, "shape", None) for name, value in state.items()} for state in (here, there))
-    different = sorted(name for name in own.keys() | loaded.keys() if own.get(name, 0) != loaded.get(name, 0))
-    if different:
-        name = different[0]
-        raise ValueError(
-            f"state is of another model: {len(different)} entries differ, the first {name!r}, of shape "
-            f"{loaded.get(name)} there and {own.get(name)} here (None: it has none)"
-        )

@@ -12,12 +12,18 @@ from hyfreedp.step_batch import StepBatch
 
 
 class RateLearner:
-    """Base class of the learners. Its ``repr`` names all settings, which must be equal in a loaded state."""
+    """Base class of the learners; itself it learns nothing, and uses the rate of the base optimizer.
+
+    Its ``repr`` names all settings, which must be equal in a loaded state.
+    """
+
+    def __init__(self, base: BaseOptimizer) -> None:
+        self._base = base
 
     @property
     def eta(self) -> float:
         """The current learning rate, without decay."""
-        raise NotImplementedError
+        return self._base.eta
 
     def on_step_start(self, step: int) -> None:
         """Called before step t = 0, 1, ..."""
@@ -59,17 +65,6 @@ class RateLearner:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`state_dict` gave."""
-
-
-class FixedRate(RateLearner):
-    """Uses the base optimizer's own rate; nothing is released for it."""
-
-    def __init__(self, base: BaseOptimizer) -> None:
-        self._base = base
-
-    @property
-    def eta(self) -> float:
-        return self._base.eta
 
     def __repr__(self) -> str:
         return "a fixed rate"

@@ -21,7 +21,7 @@ from hyfreedp.data.sampling import PoissonSampler
 from hyfreedp.gradients import GradientEngine
 from hyfreedp.gradients.plain import check_plain_loss
 from hyfreedp.gradients.validate import check_module
-from hyfreedp.learner import FixedRate, RateLearner
+from hyfreedp.learner import RateLearner
 from hyfreedp.noise import NoiseGenerator
 from hyfreedp.preset import RunPlan
 from hyfreedp.processes.group import Processes
@@ -74,7 +74,7 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
         learned, decays = self.split.probe != "none", plan.preset.decay != "none"
         self._base = BaseOptimizer(optimizer, module, learned=learned, decays=decays)
         self.gradient_engine = gradient_engine
-        self.rate_learner = rate_learner or FixedRate(self._base)
+        self.rate_learner = rate_learner or RateLearner(self._base)
         self.expected_batch_size = sampler.sample_rate * sampler.num_records
         self.max_physical_batch_size = max_physical_batch_size
         self.diagnostics = diagnostics
@@ -169,7 +169,6 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
                 "model and optimizer anew, or add the two",
                 stacklevel=4,
             )
-        self._base.sync_scheduler()
         self.rate_learner.on_step_start(t)
         self._clear()
 
@@ -297,6 +296,7 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
 
         Raises:
             ValueError: the state is of another run (the message says what differs), or not the same on all processes.
+            RuntimeError: it is of another model, as torch says.
             BudgetExhausted: this run has already released a step that the state has with other data.
         """
         self._run.load_state_dict(state)

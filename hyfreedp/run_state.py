@@ -9,7 +9,6 @@ from typing import Any
 
 from hyfreedp.accounting import PrivacyLedger
 from hyfreedp.accounting.ledger import Tags
-from hyfreedp.checks import check_same_model
 from hyfreedp.processes.group import Processes
 from hyfreedp.pytorch.base_optimizer import BaseOptimizer
 
@@ -49,7 +48,6 @@ class RunState:
             if here.get(name) != there.get(name):
                 difference = f"{name} is {there.get(name)}, here {here.get(name)}"
                 raise ValueError(f"the state is of another run: {difference}. Make the run as the saved one was made")
-        check_same_model(self.parts["model"].state_dict(), state["model"])
         if self.ledger.released and key != self.parts["generator"].key.hex():
             raise ValueError(
                 f"the state is of another run, and this one has made {self.ledger.steps} steps: call "

@@ -159,7 +159,7 @@ class GradientEngine:
                 warnings.warn(
                     "samples are computed one at a time, which is exact and slow, since the loss does what cannot be "
                     f"mapped over them: {reason}. What to do: docs/usage.md, 'What is slow'",
-                    stacklevel=5,
+                    stacklevel=6,
                 )
             self.fallback_reason = reason
         partition.pieces = [piece for piece, _ in done]

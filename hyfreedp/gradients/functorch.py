@@ -78,16 +78,14 @@ class Level:
             self.is_left = before
 
 
+def requires_gradient(t: Tensor) -> bool:
+    """What ``t.requires_grad`` says outside of the levels of ``vmap``; for a sample's tensor it would be False."""
+    return requires_gradient(unwrapped(t)) if _functorch.is_batchedtensor(t) else t.requires_grad
+
+
 def is_wrapped(t: Any) -> bool:
     """Whether a value belongs to a level of functorch."""
     return isinstance(t, Tensor) and _functorch.is_functorch_wrapped_tensor(t)
-
-
-def innermost(t: Tensor) -> Tensor:
-    """The tensor within those that levels of ``vmap`` wrap: a plain one, or one of a gradient of functorch."""
-    while _functorch.is_batchedtensor(t):
-        t = unwrapped(t)
-    return t
 
 
 @contextmanager

@@ -221,7 +221,7 @@ class Pass(Isolated):
     def _by_functorch(self, func: Any, args: Any, kwargs: dict[str, Any], trained: bool) -> Any:
         """The result of an operation without a rule; ``trained``: whether some arguments are trained parameters."""
         if func in operations.REQUIRES_GRADIENT:
-            has = functorch.innermost(args[0]).requires_grad  # for a sample's tensor functorch would return False
+            has = functorch.requires_gradient(args[0])
             if func == operations.HAS_GRADIENT:
                 return has
             if args[1:] == (has,) or (self.level.holds(args[0]) and args[1:] in ((), (True,))):

@@ -67,7 +67,8 @@ class BaseOptimizer:
     def check(self) -> None:
         """Refuse a model whose trainable parameters have changed, and an optimizer that another run has taken over.
 
-        A parameter unfrozen since would get no noise; one frozen or replaced would get no gradient.
+        A parameter unfrozen since would get no noise; one frozen or replaced would get no gradient. Rates that a
+        scheduler has set are ignored, with a warning, if the run learns its own, and refused if it has its own decay.
         """
         if self.optimizer._private_owner is not self:  # type: ignore[attr-defined]
             raise RuntimeError(
@@ -79,6 +80,7 @@ class BaseOptimizer:
                 f"optimizer must keep its {len(self._ratios)} parameter group(s), got "
                 f"{len(self.optimizer.param_groups)}: add groups before make_private_with_epsilon"
             )
+        self._check_rates()
         private, present = {id(p): p for p in self.parameters}, {id(p): p for p in self._module.parameters()}
         replaced = "replaced by another tensor, as load_state_dict(assign=True) does,"
         changes = {
@@ -110,13 +112,8 @@ class BaseOptimizer:
         """Remember that the groups' current rates were set here."""
         self._last_rates = _rates_of(self.optimizer)
 
-    def sync_scheduler(self) -> None:
-        """Handle rates that something else, such as a torch scheduler, has set since the last step.
-
-        A run that learns its rate ignores them, with a warning; a run with a decay of its own raises ValueError.
-        """
-        owner = self.optimizer._private_owner  # type: ignore[attr-defined]
-        if self.follows or self._warned or owner is not self or _rates_of(self.optimizer) == self._last_rates:
+    def _check_rates(self) -> None:
+        if self.follows or self._warned or _rates_of(self.optimizer) == self._last_rates:
             return
         if not self._learned:
             raise ValueError(
@@ -127,7 +124,7 @@ class BaseOptimizer:
         warnings.warn(
             "a group's 'lr' was set, as by a learning-rate scheduler, but this run learns its rate: leave the "
             "scheduler out, or choose preset='fixed' to set the rate yourself",
-            stacklevel=4,
+            stacklevel=6,
         )
 
     def step(self, eta: float) -> None:
