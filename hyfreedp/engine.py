@@ -136,10 +136,7 @@ class PrivacyEngine:
             optimizer = optimizer.base
         check_optimizer(optimizer)
         device = optimizer.param_groups[0]["params"][0].device
-        processes = Processes(self._process_group, device)
-        processes.agree(seed=self._seed, run=len(self._ledgers), secure_noise=self._secure_noise)
-        generator = NoiseGenerator(self._seed, secure=self._secure_noise).child("run", len(self._ledgers))
-        generator.load_state_dict(processes.gather(generator.state_dict())[0])
+        processes, generator = self._new_run(device)
         with processes.all_or_none():
             loader = poisson_loader(
                 data_loader,
@@ -161,13 +158,15 @@ class PrivacyEngine:
             private = math.isfinite(check_number("target_epsilon", target_epsilon))
             if private:
                 check_delta(target_delta, sampler.num_records)
-            terms = settings.releases(total) | {"target_epsilon": target_epsilon, "target_delta": target_delta}
-            terms |= {"sample_rate": sampler.sample_rate, "records_per_person": records_per_person}
-            split = calibrate_noise(**terms) if split is None else recounted(split, **terms)
-            plan = RunPlan(settings, split)
             clipping = _check_clipping(clipping, private)
+            terms = settings.releases(total) | {
+                "target_epsilon": target_epsilon,
+                "target_delta": target_delta,
+            }
+            terms |= {"sample_rate": sampler.sample_rate, "records_per_person": records_per_person}
+            plan = RunPlan(settings, calibrate_noise(**terms) if split is None else recounted(split, **terms))
             expected_batch_size = sampler.sample_rate * sampler.num_records
-            noise_std = split.sigma_gradient * clipping.sensitivity / expected_batch_size if private else 0.0
+            noise_std = plan.split.sigma_gradient * clipping.sensitivity / expected_batch_size if private else 0.0
             rate_learner = _make_rate_learner(plan, module, optimizer, noise_std)
             sharing = math.ceil(expected_batch_size / processes.size)
             if max_physical_batch_size is not None and not callable(max_physical_batch_size):
@@ -178,11 +177,8 @@ class PrivacyEngine:
             records=sampler.num_records,
             owners=fetched.owners and hash(tuple(map(tuple, fetched.owners))),  # of integers, so not salted
             records_per_owner=records_per_owner,
-            batch_size=data_loader.batch_size,
-            steps=total,
-            target_epsilon=target_epsilon,
-            target_delta=target_delta,
             **vars(settings),
+            split=plan.split,  # with the budget, the sample rate and the length of the run
             clipping=clipping,
             optimizer=optimizer,
             diagnostics=diagnostics,
@@ -190,7 +186,6 @@ class PrivacyEngine:
             torch=torch.__version__,
             hardware=kernels(device),
             module=[(name, tuple(tensor.shape), tensor.dtype, tensor.requires_grad) for name, tensor in tensors],
-            noise=split,
         )
         check_same_records(processes, fetched.dataset, generator.child("same records"), device)
         private_optimizer = HyFreeDPOptimizer(
@@ -211,6 +206,14 @@ class PrivacyEngine:
             keep_freed_memory()
         self._ledgers.append(private_optimizer.ledger)
         return module, private_optimizer, loader
+
+    def _new_run(self, device: torch.device) -> tuple[Processes, NoiseGenerator]:
+        """The processes of the next run, which have the same engine, and its generator, the first process's."""
+        processes, number = Processes(self._process_group, device), len(self._ledgers)
+        processes.agree(seed=self._seed, run=number, secure_noise=self._secure_noise)
+        generator = NoiseGenerator(self._seed, secure=self._secure_noise).child("run", number)
+        generator.load_state_dict(processes.gather(generator.state_dict())[0])
+        return processes, generator
 
     def get_epsilon(self, delta: float) -> float:
         """Epsilon at ``delta`` of this engine's run, as in Opacus; ValueError after several runs. Threat model: WR."""
