@@ -35,15 +35,6 @@ class StepBatch:
         max_physical_batch_size: the most samples mapped together, or a function from one sample to it.
         ledger: knows the step's number and its noise, and counts what is released.
         generator: that of the run, of which each purpose gets a child.
-
-    Attributes:
-        loss: the loss of one sample: of a record, or the mean over an owner's records.
-        owners: whether samples are owners.
-        partition: the pieces that memory allows, with which each pass begins.
-        weights: float64, shape ``(B,)``, on the model's device; None if all are 1.
-        noise_multiplier, generator: sigma_l of a look or probe, and the source of its noise.
-        expected_batch_size: that of the run.
-        terms: these and the processes' ``add_up``, as arguments of ``privatize_loss`` and ``privatize_votes``.
     """
 
     def __init__(
@@ -59,21 +50,22 @@ class StepBatch:
         expected_batch_size: float,
         processes: Processes,
     ) -> None:
-        self.owners = isinstance(batch, Records) and batch.owners
-        self.loss = _of_sample(loss, self.owners)
-        self.expected_batch_size, self._processes = expected_batch_size, processes
-        self._engine, self._ledger, self._step = engine, ledger, ledger.steps
-        self.noise_multiplier = ledger.split.sigma_loss
-        self.generator = generator.child("look" if ledger.split.probe == "look" else "probe", self._step)
-        self.terms: dict[str, Any] = {"noise_multiplier": self.noise_multiplier, "generator": self.generator}
+        self.owners = isinstance(batch, Records) and batch.owners  # whether samples are owners
+        self.loss = _of_sample(loss, self.owners)  # of a record, or the mean over an owner's records
+        self._engine, self._ledger, self._step, self._processes = engine, ledger, ledger.steps, processes
+        self.noise_multiplier = ledger.split.sigma_loss  # of a look or probe
+        self.expected_batch_size = expected_batch_size
+        purpose = "look" if ledger.split.probe == "look" else "probe"
+        self._of_probe, self._of_gradient = (generator.child(name, self._step) for name in (purpose, "gradient"))
+        # Arguments of privatize_loss and privatize_votes.
+        self.terms: dict[str, Any] = {"noise_multiplier": self.noise_multiplier, "generator": self._of_probe}
         self.terms |= {"expected_batch_size": expected_batch_size, "add_up": processes.add_up}
-        self._of_gradient = generator.child("gradient", self._step)
         self._of_torch = generator.child("torch", self._step, processes.rank)  # other random numbers for each piece
         # Key of NumPy's and Python's random numbers. All samples of a map share these, so all pieces must, too.
         self._coins = generator.child("coins", self._step).key
         self._passes = 0  # the number of passes so far; each has its own random numbers
-        self.partition = Partition.of(batch, max_physical_batch_size)
-        self.weights = None
+        self.partition = Partition.of(batch, max_physical_batch_size)  # with which each pass begins
+        self.weights = None  # float64, shape (B,), on the model's device; None if all are 1
         if weights is not None:
             check_function("weights", weights)
             values = engine.losses(_of_sample(weights, self.owners), self._new_pass())
@@ -112,8 +104,8 @@ class StepBatch:
 
     def released(self) -> None:
         """Count a look or probe in the ledger. Call this once its noise is drawn, before its values are used."""
-        self._processes.check_same(self.generator.tag)
-        self._ledger.record_probe(self._step, self.generator.tag)
+        self._processes.check_same(self._of_probe.tag)
+        self._ledger.record_probe(self._step, self._of_probe.tag)
 
     def _new_pass(self) -> Partition:
         """A partition for one pass, which may split it, with random numbers of its own.

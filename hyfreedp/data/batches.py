@@ -22,11 +22,8 @@ _PLAIN_TYPES = {bool, int, float, str, bytes, type(None)}
 _SHARED = "what all samples share is no part of a batch; let the loss have it from outside"
 
 
-class Slot:
-    """Stands for tensor number ``index`` in the structure of a record."""
-
-    def __init__(self, index: int) -> None:
-        self.index = index
+class Slot(int):
+    """Stands for the tensor of this number in the structure of a record."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -53,7 +50,7 @@ class Group:
 
     def record(self, tensors: Sequence[Tensor], meet: Callable[[Tensor], Any] = lambda t: t) -> Any:
         """A record with these tensors; other values are its own copies, with whose tensors ``meet`` is called."""
-        return map_leaves(lambda leaf: tensors[leaf.index] if isinstance(leaf, Slot) else copied(leaf, meet), self.form)
+        return map_leaves(lambda leaf: tensors[leaf] if isinstance(leaf, Slot) else copied(leaf, meet), self.form)
 
     def take(self, rows: Tensor | slice) -> Self:
         """The records at positions ``rows`` within the group."""

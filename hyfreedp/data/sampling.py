@@ -38,14 +38,11 @@ _WORKERS = "num_workers pin_memory timeout worker_init_fn multiprocessing_contex
 
 
 class Drawn(NamedTuple):
-    """What one process fetches for 0-based ``step``: ``rows``, the indices of records or of owners.
+    """What one process fetches for a step."""
 
-    ``key`` seeds random numbers while they are fetched, such as those of augmentation; each process has its own key.
-    """
-
-    step: int
-    rows: list[int]
-    key: bytes
+    step: int  # 0-based
+    rows: list[int]  # indices of records or of owners
+    key: bytes  # seeds random numbers while they are fetched, as of augmentation; each process has its own
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -55,28 +52,18 @@ class PoissonSampler(Sampler[Drawn]):
     The batch of step t is a function of (seed, t) alone, so a run resumes exactly from its ``position``, even if worker
     processes have fetched ahead. One pass yields the rest of an epoch, or of the run if that ends first. Each of
     several processes draws the same batch and keeps the records whose index modulo ``world_size`` is ``rank``.
-
-    Attributes:
-        unit, num_records: what is drawn, and N >= 1, how many of them there are.
-        sample_rate: q in (0, 1].
-        steps_per_epoch: batches in one whole pass.
-        seed: non-negative integer of any size; keep it secret, since it determines which records are in which batch.
-        rank, world_size: the number of this process, from 0, and the number of processes.
-        position: the step whose batch comes next; the optimizer advances it.
-        horizon: number of steps of the whole run; None: no end.
-        yielded: step and size of the batch that the loader yielded last; None at the start and after loading a state.
     """
 
-    num_records: int
-    sample_rate: float
-    steps_per_epoch: int
-    seed: int
-    rank: int = 0
-    world_size: int = 1
-    position: int = 0
-    horizon: int | None = None
-    yielded: tuple[int, int] | None = None
-    unit: Literal["record", "owner"] = "record"
+    num_records: int  # N >= 1, of records or owners
+    sample_rate: float  # q in (0, 1]
+    steps_per_epoch: int  # batches in one whole pass
+    seed: int  # non-negative, of any size; secret, since it determines which records are in which batch
+    rank: int = 0  # of this process
+    world_size: int = 1  # number of processes
+    position: int = 0  # the step whose batch comes next; the optimizer advances it
+    horizon: int | None = None  # number of steps of the whole run; None: no end
+    yielded: tuple[int, int] | None = None  # step and size of the batch that the loader yielded last, if it is known
+    unit: Literal["record", "owner"] = "record"  # what is drawn
 
     def __len__(self) -> int:
         return self.steps_per_epoch
@@ -131,22 +118,16 @@ class PoissonSampler(Sampler[Drawn]):
 class OneByOne(Dataset[Any]):
     """The loader's data set, which collates each record of a batch alone, so that user code sees one record at a time.
 
-    Other attributes, such as ``classes``, are those of the user's data set.
-
-    Attributes:
-        dataset: the user's data set.
-        collate: the user's collate function, called with a list of one record. Only torch's default_collate, which just
-            stacks, gets all records at once if they have one form, and makes a plain batch.
-        device: the device whose random numbers are seeded, too, unless worker processes fetch.
-        owners: the indices of each owner's records, if owners are sampled; else None.
-        records_per_owner: the most records of an owner in a batch, chosen at random; None: all.
+    The collate function is called with a list of one record. Only torch's default_collate, which just stacks, gets all
+    records at once if they have one form, and makes a plain batch. Other attributes, such as ``classes``, are those of
+    the user's data set.
     """
 
-    dataset: Any
-    collate: Callable[[list[Any]], Any]
-    device: torch.device
-    owners: list[list[int]] | None = None
-    records_per_owner: int | None = None
+    dataset: Any  # the user's
+    collate: Callable[[list[Any]], Any]  # the user's
+    device: torch.device  # whose random numbers are seeded, too, unless worker processes fetch
+    owners: list[list[int]] | None = None  # the indices of each owner's records, if owners are sampled
+    records_per_owner: int | None = None  # the most records of an owner in a batch, chosen at random; None: all
 
     def __len__(self) -> int:
         return len(self.dataset)

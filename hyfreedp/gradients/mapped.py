@@ -220,18 +220,40 @@ class Pass(Isolated):
 
     def _by_functorch(self, func: Any, args: Any, kwargs: dict[str, Any], trained: bool) -> Any:
         """The result of an operation without a rule; ``trained``: whether some arguments are trained parameters."""
+        # Questions about a tensor, which functorch would answer for the tensor of all samples, or wrongly.
         if func in operations.REQUIRES_GRADIENT:
             has = functorch.requires_gradient(args[0])
             if func == operations.HAS_GRADIENT:
                 return has
             if args[1:] == (has,) or (self.level.holds(args[0]) and args[1:] in ((), (True,))):
                 return args[0]  # a sample's tensors have gradients anyway
-        if args and args[0] is _SAVES_INPUTS:  # a checkpoint that saves its inputs
-            with self.level.left():
-                return args[0].apply(*args[1:])
         if func in operations.MEMORY_LAYOUT and is_wrapped(args[0]):  # answered for a contiguous tensor of one sample
             args[0]._told_contiguous = True
             return func(torch.empty(args[0].shape, device="meta"), *args[1:], **kwargs)
+        if trained and getattr(func, "__name__", "") == "__get__" and not isinstance(result := func(*args), Tensor):
+            return result  # a size or a type
+        # Operations that compute something.
+        if args and args[0] is _SAVES_INPUTS:  # a checkpoint that saves its inputs
+            with self.level.left():
+                return args[0].apply(*args[1:])
+        self._check_mappable(func, args, kwargs, trained)
+        if isinstance(out := kwargs.get("out"), Tensor):  # which functorch cannot map
+            with self:
+                result = func(*args, **{**kwargs, "out": None})
+                if result.shape != out.shape:
+                    raise Unmappable("out= of another shape")
+                return out.copy_(result)
+        if trained:
+            args, kwargs = self._repeated(tuple(args)), self._repeated(kwargs)
+        result = func(*args, **kwargs)
+        if self._own_factories and func in operations.FACTORIES and not is_wrapped(result):
+            with self.level.left():
+                own = result.expand(self.level.size, *result.shape).clone()
+            return self.of_sample(own)
+        return self._marked(result)
+
+    def _check_mappable(self, func: Any, args: Any, kwargs: dict[str, Any], trained: bool) -> None:
+        """Refused for a write into a parameter; Unmappable for what functorch, or a rule, does not do rightly."""
         if any(isinstance(t, nn.Parameter) for t in operations.written(func, args, kwargs)):
             raise Refused(
                 "the loss writes into a parameter of the model, which would publish raw data with the state_dict "
@@ -241,22 +263,6 @@ class Pass(Isolated):
             raise Unmappable("an embedding of samples' tables within a map, with max_norm or scale_grad_by_freq")
         if (why := operations.why_unmappable(func, args, kwargs)) is not None:
             raise Unmappable(why)
-        if isinstance(out := kwargs.get("out"), Tensor):  # which functorch cannot map
-            with self:
-                result = func(*args, **{**kwargs, "out": None})
-                if result.shape != out.shape:
-                    raise Unmappable("out= of another shape")
-                return out.copy_(result)
-        if trained:
-            if getattr(func, "__name__", "") == "__get__" and not isinstance(result := func(*args), Tensor):
-                return result  # a size or a type
-            args, kwargs = self._repeated(tuple(args)), self._repeated(kwargs)
-        result = func(*args, **kwargs)
-        if self._own_factories and func in operations.FACTORIES and not is_wrapped(result):
-            with self.level.left():
-                own = result.expand(self.level.size, *result.shape).clone()
-            return self.of_sample(own)
-        return self._marked(result)
 
     def _check_hooks(self) -> None:
         """Unmappable if a mode or hooks would see the tensors of all samples; notes the hooks of a checkpoint."""
