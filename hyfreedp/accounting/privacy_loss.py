@@ -94,25 +94,21 @@ def epsilon_of_sum(parts: Sequence[tuple[PrivacyLossDistribution, int]], delta: 
     infinite = sum(n * pld.infinite for pld, n in parts)
     if infinite >= delta:
         return math.inf
-    tilt = _best_tilt(parts, delta)
+    tilt = _best_tilt(parts, delta)  # moves the mean of the sum near epsilon
     tilted = [(pld.tilted(tilt), n) for pld, n in parts]
-    low, high = _ends(tilted)
+    low, high = _ends(tilted)  # the places of the sum, in intervals, that are computed
     size = fft.next_fast_len(max(high - low + 1, *(len(pld.logs) for pld, _ in tilted)))
     if size > LARGEST_TRANSFORM:
         return epsilon_of_sum([(pld.coarser(), n) for pld, n in parts], delta)
     unit = 8 * math.ceil(math.log2(size)) * UNIT
     probs, error = _power(tilted, size, unit)
-    probs = np.roll(probs, sum(n * pld.lowest for pld, n in tilted) - low)
+    probs = np.roll(probs, sum(n * pld.lowest for pld, n in tilted) - low)  # the first is now that of ``low``
 
-    # Undo the tilt, and divide by delta: log(p^T(x) / delta) = log q^T(x) + scale - tilt x. The second term of scale
-    # bounds the rounding errors of K and of the sums.
-    scale = (
-        sum(n * pld.log_normaliser(tilt) for pld, n in parts)
-        + (count + 64) * (8 * unit + size * UNIT)
-        - math.log(delta)
-    )
+    # Undo the tilt, and divide by delta: p^T(x) / delta = q^T(x) exp(T K - log(delta) - tilt x).
+    rounding = (count + 64) * (8 * unit + size * UNIT)  # bounds the errors of K and of the sums
+    scale = sum(n * pld.log_normaliser(tilt) for pld, n in parts) + rounding - math.log(delta)
     untilt = np.exp(np.minimum(scale - tilt * interval * np.arange(low, low + size), LARGEST_EXPONENT))
-    cut = BEYOND if high < sum(n * (pld.lowest + len(pld.logs) - 1) for pld, n in parts) else 0.0
+    cut = BEYOND if high < sum(n * (pld.lowest + len(pld.logs) - 1) for pld, n in parts) else 0.0  # mass above ``high``
     beyond = infinite / delta + cut * float(untilt[-1])
     return max(_read_off(low, interval, (np.maximum(probs, 0) + error) * untilt, beyond), low * interval)
 

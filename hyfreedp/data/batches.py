@@ -137,21 +137,15 @@ def batch_length(batch: Any) -> int:
             "batch must be a tensor, or a tuple, list, mapping or dataclass that holds one, whose first dimension "
             f"counts the samples, got {type(batch).__name__}: let the loader's collate_fn return a dict of tensors"
         )
-    size = tensors[0].shape[:1]
-    wrong = next((tensor for tensor in tensors if tensor.shape[:1] != size or not size), None)
-    if wrong is not None:
-        seen = f"one of shape {tuple(wrong.shape)}" + (f" beside {size[0]} samples" if size else "")
-        raise ValueError(f"batch must hold tensors whose first dimension counts the samples, got {seen}: {_SHARED}")
+    size = len(tensors[0]) if tensors[0].dim() else 0
+    needed = "batch must hold tensors, whose first dimension counts the samples, and lists with one entry per sample"
     for column in columns:
-        if isinstance(column, list | tuple) and len(column) != size[0]:
-            seen = f"{len(column)} entries beside {size[0]} samples"
-            raise ValueError(f"batch must hold lists with one entry per sample, got {seen}: {_SHARED}")
         if not isinstance(column, Tensor | list | tuple):
-            raise TypeError(
-                f"batch must hold tensors, and lists with one entry per sample, got {type(column).__name__}, which "
-                f"cannot be divided among samples: {_SHARED}"
-            )
-    return size[0]
+            raise TypeError(f"{needed}, got {type(column).__name__}, which cannot be divided among samples: {_SHARED}")
+        shape = tuple(column.shape) if isinstance(column, Tensor) else (len(column),)
+        if shape[:1] != (size,):
+            raise ValueError(f"{needed}, got one of shape {shape} beside {size} samples: {_SHARED}")
+    return size
 
 
 def fields_of(value: Any) -> Mapping[Any, Any] | None:

@@ -9,8 +9,6 @@ from typing import Any, NoReturn, ParamSpec, TypeVar
 
 import torch
 
-from hyfreedp.checks import nearest
-
 _STEPPING: dict[int, object] = {}  # the step under way, by process id: no lock, which a forked child would inherit
 
 P = ParamSpec("P")
@@ -93,13 +91,9 @@ def run_step_hooks(step: Callable[P, R]) -> Callable[P, R]:
     TypeError for calls in the way of plain torch; RuntimeError if another private step of this process is under way.
     Global optimizer hooks and the profiler's label are left to the base optimizer's step within.
     """
-    names = inspect.signature(step).parameters
 
     @functools.wraps(step)
     def hooked(*args: P.args, **kwargs: P.kwargs) -> R:
-        for name in kwargs.keys() - names.keys():
-            if hint := nearest(name, names):
-                raise TypeError(f"step has no argument {name!r}{hint}")
         if not callable(kwargs.get("loss", args[1] if len(args) > 1 else None)):
             raise TypeError(
                 "step takes a function and a batch: call optimizer.step(loss, batch), where loss(record) returns one "
