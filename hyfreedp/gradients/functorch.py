@@ -20,6 +20,7 @@ warn_of_loops: Any = _functorch._set_vmap_fallback_warning_enabled  # type: igno
 saved_hooks: Callable[[bool], Any] = torch._C._autograd._top_saved_tensors_default_hooks
 dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack  # how many are active
 unwrapped: Callable[[Tensor], Tensor] = _functorch.get_unwrapped  # the tensor that a wrapped one is one level outside
+function_modes: Callable[[], list[Any]] = torch.overrides._get_current_function_mode_stack  # that are active
 custom_function_call: Any = autograd_function.custom_function_call  # ``apply`` of a Function, as modes meet it
 
 

@@ -116,19 +116,23 @@ class Pass(Isolated):
         uses a tensor of an earlier pass, or random numbers that are not the run's; Unmappable, or an error of
         functorch, if the loss cannot be mapped.
         """
-        modes = [torch._C._get_function_stack_at(i) for i in range(torch._C._len_torch_function_stack())]
-        if functorch.dispatch_modes() > 0 or any(type(mode) is not DeviceContext for mode in modes):
+        around = [mode for mode in functorch.function_modes() if type(mode) is not DeviceContext]
+        if around or functorch.dispatch_modes() > 0:
             raise Unmappable("a mode around the step, which sees tensors of all samples")
         copies = [t.as_subclass(Tensor).clone() for t in tensors]  # a loss may write into its record
         with self.entered():
             value = loss([self.of_sample(t) for t in copies])
         if (values := self.samples(value)) is None:
             raise Unmappable("the loss belongs to a map within")
+        self._check_memory()
+        return values
+
+    def _check_memory(self) -> None:
+        """Regroup, in pieces that fit, if the copies of parameters need more memory than there is."""
         copied = sum(copy.numel() * max(4, copy.element_size()) for copy in self._copies.values())
         if copied > self.memory_budget and self.level.size > 1:
             fitting = max(1, int(self.level.size * self.memory_budget / copied))
             raise Regroup(lambda piece: piece.cut(fitting))
-        return values
 
     def of_sample(self, samples: Tensor) -> Tensor:
         """The tensor (B, ...) as code within the map sees it: as a sample's tensor (...) of this pass."""
