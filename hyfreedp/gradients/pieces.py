@@ -76,20 +76,7 @@ def _positions_by_answer(answers: Tensor) -> list[Tensor]:
 
 
 class Piece:
-    """Samples that are mapped together.
-
-    Attributes:
-        group: the samples.
-        path: their known answers to the first decisions, equal for all.
-        wanted: positions in the group of the samples whose results are used; None for all.
-        positions: the same, also for all.
-        rows: positions of these samples in the batch.
-        stream: the name of the random numbers: the first sample's position in the batch, and the number of known
-            answers; or that of another piece, if this one repeats its numbers.
-        again: the piece to compute instead if a decision depends on random numbers: it computes these samples with the
-            numbers from which their answers came.
-        alone: whether it is one sample that was computed without a map.
-    """
+    """Samples that are mapped together."""
 
     def __init__(
         self,
@@ -101,10 +88,17 @@ class Piece:
         again: Piece | None = None,
         alone: bool = False,
     ) -> None:
-        self.group, self.path, self.wanted, self.again, self.alone = group, path, wanted, again, alone
-        self.positions = torch.arange(len(group)) if wanted is None else wanted
-        self.rows = group.rows[self.positions]
+        self.group, self.path = group, path  # the samples; their known answers to the first decisions, equal for all
+        self.wanted = wanted  # positions in the group of the samples whose results are used; None for all
+        self.positions = torch.arange(len(group)) if wanted is None else wanted  # the same, also for all
+        self.rows = group.rows[self.positions]  # in the batch
+        # The name of its random numbers: the first sample's place in the batch, and the number of known answers; or
+        # that of another piece, if this one repeats its numbers.
         self.stream = stream or (int(group.rows[0]), len(path))
+        # The piece to compute instead if a decision depends on random numbers: it computes these samples with the
+        # numbers from which their answers came.
+        self.again = again
+        self.alone = alone  # whether it is one sample that was computed without a map
 
     def split(self, parts: list[tuple[Path, Tensor]]) -> list[Piece]:
         """One piece for each path and the samples with these answers, given by their places in :attr:`positions`."""

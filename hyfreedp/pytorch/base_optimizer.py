@@ -36,25 +36,21 @@ class BaseOptimizer:
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, module: nn.Module, *, learned: bool, decays: bool) -> None:
-        self.optimizer = optimizer
+        self.optimizer, self._module = optimizer, module
+        self.parameters = trainable(optimizer)
+        self.follows, self._learned = not (learned or decays), learned
         before: BaseOptimizer | None = getattr(optimizer, "_private_owner", None)
         rates = _rates_of(optimizer)
-        if before is not None and rates == before._last_rates:
+        if before is not None and rates == before._last_rates:  # an earlier run has set them, not the user
             rates = before._initial_rates
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate
-        self._initial_rates: list[float] = rates
-        self._last_rates: list[float] = rates
         if not all(rate > 0 for rate in rates):
             raise ValueError(f"optimizer must have positive learning rates (their ratios are kept), got {rates}")
-        self.follows = not (learned or decays)
-        self._learned = learned
-        self.parameters = trainable(optimizer)
-        self._module = module
+        self._initial_rates = self._last_rates = rates
         self._ratios = [rate / rates[0] for rate in rates]
         self._names = {id(parameter): name for name, parameter in module.named_parameters()}
-        self._stepping = False
-        self._warned = False
+        self._stepping = self._warned = False  # whether its own step is allowed; whether rates were warned of
         if before is None:
             optimizer.register_step_pre_hook(_refuse_raw_steps)
         optimizer._private_owner = self  # type: ignore[attr-defined]
