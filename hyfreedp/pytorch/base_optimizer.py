@@ -47,7 +47,8 @@ class BaseOptimizer:
                 group["lr"] = rate
         if not all(rate > 0 for rate in rates):
             raise ValueError(f"optimizer must have positive learning rates (their ratios are kept), got {rates}")
-        self._initial_rates = self._last_rates = rates
+        self._initial_rates: list[float] = rates
+        self._last_rates: list[float] = rates
         self._ratios = [rate / rates[0] for rate in rates]
         self._names = {id(parameter): name for name, parameter in module.named_parameters()}
         self._stepping = self._warned = False  # whether its own step is allowed; whether rates were warned of
