@@ -159,15 +159,6 @@ def _check_unwrapped(module: nn.Module) -> None:
             raise ValueError(f"module must be whole on every process, but parameter {name!r} is a DTensor")
 
 
-def check_function(name: str, value: Any) -> None:
-    """TypeError unless ``value`` is a function (of one record): numbers for a batch could depend on other records."""
-    if not callable(value):
-        raise TypeError(
-            f"{name} must be a function of one record, got {type(value).__name__}: take the record's own, as in lambda "
-            "record: class_weights[record[1]]"
-        )
-
-
 def check_weights(weights: Tensor) -> Tensor:
     """``weights``; ValueError unless all are in [0, 1], since the noise is for samples that count at most once."""
     if not bool(((weights >= 0) & (weights <= 1)).all()):

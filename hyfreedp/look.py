@@ -163,21 +163,21 @@ class LookedRate(RateLearner):
         eta: float | None,
         layers: Sequence[nn.Module],
     ) -> None:
-        steps, groups = len(schedule), optimizer.param_groups
-        self._last_look = max(looks, default=0)
-        self._parameters, first = trainable(optimizer), float(groups[0]["lr"]) or math.nan  # 0 is refused elsewhere
+        groups = optimizer.param_groups
+        first = float(groups[0]["lr"]) or math.nan  # 0 is refused later
+        self._parameters = trainable(optimizer)
         self._ratios = [float(group["lr"]) / first for group in groups for p in group["params"] if p.requires_grad]
-        displacement, proportional = displacement_per_gradient(optimizer, steps)
-        self._reach = math.sqrt(steps) * displacement  # how far noise of size 1 moves a weight in the run, at rate 1
+        self._steps, self._last_look = len(schedule), max(looks, default=0)
         self._noise_to_come = {t: noise_to_come(schedule, t, float(groups[0].get("momentum", 0.0))) for t in looks}
+        displacement, proportional = displacement_per_gradient(optimizer, self._steps)
+        self._reach = math.sqrt(self._steps) * displacement  # how far noise of size 1 moves a weight at rate 1
         # What the optimizer's steps are proportional to: for SGD the gradient's noise, or without noise its first size.
         self._unit = (noise_std or math.nan) if proportional else 1.0
         self._first, self._public = eta, (self._parameters, layers, self._ratios)
         self._c0 = public_start(*self._public)
-        self._steps, self._steps_made = steps, 0
-        self._start: list[Tensor] = []
+        self._steps_made, self._level = 0, 1.0  # the level is the current rate as a multiple of the first
+        self._start: list[Tensor] = []  # the initial weights, until the last look
         self._average: list[Tensor] = []
-        self._level = 1.0  # the current rate as a multiple of the first
         self._undo: tuple[list[Tensor], float] | None = None  # weights and level before a look, until it is committed
 
     @property

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from hyfreedp.accounting import PrivacyLedger
-from hyfreedp.checks import check_function, check_weights
+from hyfreedp.checks import check_type, check_weights
 from hyfreedp.data.batches import Loss, PhysicalBatchSize, Records
 from hyfreedp.gradients.engine import GradientEngine, one_number
 from hyfreedp.gradients.per_sample import widened
@@ -67,7 +67,7 @@ class StepBatch:
         self.partition = Partition.of(batch, max_physical_batch_size)  # with which each pass begins
         self.weights = None  # float64, shape (B,), on the model's device; None if all are 1
         if weights is not None:
-            check_function("weights", weights)
+            check_type("weights", weights, Callable, "a function of one record, as lambda record: of_class[record[1]]")
             values = engine.losses(_of_sample(weights, self.owners), self._new_pass())
             self.weights = check_weights(values.double())
 

@@ -30,7 +30,8 @@ def unchanged(module: nn.Module, *, by_value: bool = False) -> Iterator[None]:
     """
     torch.clear_autocast_cache()
     layers = list(module.modules())
-    contents = [(container, container.copy()) for layer in layers for container in _containers(layer)]
+    containers = [container for layer in layers for container in _containers(layer)]
+    contents, empty = [(c, c.copy()) for c in containers if c], [c for c in containers if not c]
     parameters, buffers = _tensors(layers, "_parameters"), _tensors(layers, "_buffers")
     published = buffers | parameters
     versions = {place: t._version for place, t in published.items()}
@@ -47,7 +48,9 @@ def unchanged(module: nn.Module, *, by_value: bool = False) -> Iterator[None]:
         for old, key, t, copy in attributes:
             if bits_differ(t, copy):
                 old[key] = copy
-        if differing := [(now, old) for now, old in contents if (now or old) and not _same_contents(now, old)]:
+        differing: list[Any] = [(now, old) for now, old in contents if not _same_contents(now, old)]
+        differing += [(now, ()) for now in empty if now]
+        if differing:
             changed += _replaced(published, module)
         for container, old in differing:
             container.clear()
@@ -91,10 +94,9 @@ def _containers(layer: nn.Module) -> list[Any]:
 
 def _plain_tensors(container: Any) -> list[tuple[Any, Tensor]]:
     """The plain tensors (no parameters) in a list or dictionary, each with its index or key."""
-    values = container.values() if isinstance(container, dict) else container
-    if Tensor not in map(type, values) or isinstance(container, set):
+    if isinstance(container, set):
         return []
-    items = zip(container, values, strict=True) if isinstance(container, dict) else enumerate(container)
+    items = container.items() if isinstance(container, dict) else enumerate(container)
     return [(key, t) for key, t in items if type(t) is Tensor and is_plain(t)]
 
 
