@@ -194,9 +194,9 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
             processes=self.processes,
         )
         if not self._loss_compared:
-            key = self._generator.child("plain", t).key
-            compared = (self.gradient_engine, samples.loss, samples.partition, key)
-            self._loss_compared = samples.owners or check_plain_loss(*compared)
+            self._loss_compared = samples.owners or check_plain_loss(
+                self.gradient_engine, samples.loss, samples.partition, self._generator.child("plain", t).key
+            )
         return samples
 
     def _note_release(self) -> None:
