@@ -13,6 +13,8 @@ pytest.importorskip("sphinx", reason="the extra docs is not installed")
 
 from hyfreedp.experiments.store.paths import ROOT
 
+pytestmark = pytest.mark.whole
+
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
@@ -25,7 +27,6 @@ def built(tmp_path_factory):
     return folder
 
 
-@pytest.mark.whole
 def test_links_and_pictures_of_the_landing_page_and_of_notebooks_exist(built):
     for path in (built / "index.html", *built.glob("notebooks/**/[0-9]*.html")):
         page = path.read_text(encoding="utf-8")
@@ -35,7 +36,6 @@ def test_links_and_pictures_of_the_landing_page_and_of_notebooks_exist(built):
             assert not anchor or f'id="{unescape(anchor)}"'.encode() in text, f"{path.name}: {target}"
 
 
-@pytest.mark.whole
 def test_pages_load_nothing_from_elsewhere(built):
     for path in built.rglob("*.html"):
         text = path.read_text(encoding="utf-8")

@@ -9,7 +9,10 @@ from twins import flat
 
 from hyfreedp import Statement
 
-pytestmark = pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true:UserWarning")
+pytestmark = [
+    pytest.mark.whole,
+    pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true:UserWarning"),
+]
 BLOCKS = dict(zip(("classification", "language", "lightning", "accelerate"), programs("docs/trainers.md"), strict=True))
 
 
@@ -25,7 +28,6 @@ def run(tmp_path, monkeypatch):
     return run
 
 
-@pytest.mark.whole
 def test_classification(run, capsys):
     pytest.importorskip("transformers")
     names = run("classification")
@@ -37,7 +39,6 @@ def test_classification(run, capsys):
     assert repr(resumed.private.history) == repr(trainer.private.history)
 
 
-@pytest.mark.whole
 def test_language_with_lora(run, tmp_path, capsys):
     pytest.importorskip("peft")
     trainer = run("language")["trainer"]
@@ -46,7 +47,6 @@ def test_language_with_lora(run, tmp_path, capsys):
     assert (tmp_path / "language" / "adapter" / "adapter_model.safetensors").stat().st_size < 10_000
 
 
-@pytest.mark.whole
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore:`isinstance.treespec, LeafSpec")  # Lightning's advice
 def test_lightning(run):
     pytest.importorskip("lightning")
@@ -56,7 +56,6 @@ def test_lightning(run):
     assert repr(names["resumed"].private.history) == repr(names["module"].private.history)
 
 
-@pytest.mark.whole
 def test_accelerate(run, tmp_path, capsys):
     pytest.importorskip("accelerate")
     names = run("accelerate")
@@ -76,14 +75,12 @@ def ran(page, capsys):
     return names, [float(number) for number in re.findall(r"\d+\.\d+", capsys.readouterr().out)]
 
 
-@pytest.mark.whole
 def test_several_records_a_person(capsys):
     names, (spent,) = ran("owners.md", capsys)
     assert names["optimizer"].guarantee and names["optimizer"].steps_left == 0
     assert 2.9 < spent <= 3.0 and names["optimizer"].sampler.num_records == 400
 
 
-@pytest.mark.whole
 def test_a_statement_is_that_of_the_page_but_for_versions(tmp_path, monkeypatch):
     page = (ROOT / "docs" / "statement.md").read_text(encoding="utf-8")
     monkeypatch.chdir(tmp_path)
@@ -98,7 +95,6 @@ def test_a_statement_is_that_of_the_page_but_for_versions(tmp_path, monkeypatch)
     assert Statement.from_json((tmp_path / "privacy.json").read_text()) == names["statement"]
 
 
-@pytest.mark.whole
 def test_few_records_of_one_class(capsys):
     names, recalls = ran("rare-classes.md", capsys)
     assert names["optimizer"].guarantee and names["optimizer"].epsilon_spent() <= 3.0

@@ -166,20 +166,10 @@ def test_a_decision_writes_into_no_parameter(way):
     assert not model.frozen.any()
 
 
-class Keeps(nn.Module):
-    """Publishes the largest values beside parameters and buffers."""
-
-    def forward(self, x):
-        self.largest = x.detach().abs().amax(0)
-        return x
-
-    def get_extra_state(self):
-        return self.largest
-
-
-def test_a_layer_that_publishes_more_than_tensors_is_refused():
+def test_a_layer_that_publishes_more_than_parameters_and_buffers_is_refused():
+    keeps = type("Keeps", (nn.Identity,), {"get_extra_state": lambda layer: torch.zeros(8)})
     with pytest.raises(ValueError, match=r"layer '0' \(Keeps\) publishes objects by get_extra_state"):
-        wire(nn.Sequential(Keeps(), nn.Linear(8, 2)), classes())
+        wire(nn.Sequential(keeps(), nn.Linear(8, 2)), classes())
 
 
 class Ema(nn.Module):
@@ -413,18 +403,28 @@ def test_samplers_that_choose_records_are_refused():
     assert {index for step in range(50) for index in loader.batch_sampler.batch(step)} <= set(range(100))
 
 
-@pytest.mark.parametrize("name", ["3.bias", "3.weight", "1.bias", "0.weight"])
-def test_a_parameter_that_is_unfrozen_later_is_refused_before_its_raw_gradient_moves_it(name):
-    """The optimizer holds it from the start, so its own step would apply what nothing has noised."""
-    model = make_model()
-    parameter = dict(model.named_parameters())[name]
-    parameter.requires_grad_(False)
-    base = torch.optim.AdamW(model.parameters())
-    optimizer = by_hand(model, base, target_epsilon=3.0)
-    first, second = make_batches((8, 7))
+def assigned(model):
+    model.load_state_dict({name: value.clone() for name, value in model.state_dict().items()}, assign=True)
+
+
+CHANGES = {  # whether the parameter was trained, and what happens to it
+    "unfrozen": (False, lambda model: model[0].requires_grad_(True)),
+    "frozen": (True, lambda model: model[0].requires_grad_(False)),
+    "replaced by another tensor": (True, assigned),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_parameters_that_change_after_the_run_was_made_private_are_refused(change):
+    """Before the batch is seen. One unfrozen is the base optimizer's, whose step would apply what nothing has noised."""
+    trained, act = CHANGES[change]
+    model, (first, second) = make_model(), make_batches((8, 7))
+    model[0].requires_grad_(trained)
+    optimizer = by_hand(model, torch.optim.AdamW(model.parameters()), target_epsilon=3.0)
     optimizer.step(cross_entropy(model), first)
-    parameter.requires_grad_(True)
-    with refused(optimizer, f"must stay those that were made private, but '{name}' was unfrozen"):
+    act(model)
+    with refused(optimizer, rf"must stay those that were made private, but '0\.weight' was {change}.* since: undo it"):
+        optimizer.step(lambda batch: pytest.fail("the batch was seen"), second)
+    model[0].requires_grad_(trained)
+    if act is not assigned:
         optimizer.step(cross_entropy(model), second)
-    parameter.requires_grad_(False)
-    optimizer.step(cross_entropy(model), second)

@@ -124,26 +124,6 @@ def test_a_model_put_in_eval_mode_is_refused_at_the_step():
     assert torch.equal(torch.get_rng_state(), random)
 
 
-CHANGED = {
-    "frozen": (lambda model: model[0].requires_grad_(False), r"'0\.weight' was frozen since: undo it"),
-    "assigned": (
-        lambda model: model.load_state_dict({k: v.clone() for k, v in model.state_dict().items()}, assign=True),
-        r"'0\.weight' was replaced by another tensor, as load_state_dict\(assign=True\) does",
-    ),
-}
-
-
-@pytest.mark.parametrize("change", CHANGED)
-def test_parameters_that_change_after_the_run_was_made_private_are_refused(change):
-    """Before the loss function is called, by name, with the remedy."""
-    act, message = CHANGED[change]
-    model, optimizer, loader = make_private()
-    act(model)
-    with pytest.raises(ValueError, match=message):
-        optimizer.step(lambda batch: pytest.fail("the loss function was called"), make_batches((6,))[0])
-    assert optimizer.ledger.steps == loader.batch_sampler.position == 0
-
-
 # -- losses that are not finite ----------------------------------------------------------------------------------------
 
 BROKEN = {

@@ -12,24 +12,20 @@ def start(**settings):
     return cross_entropy(model), optimizer, loader
 
 
-def passes(loss, optimizer, loader):
-    """The loop of docs/usage.md; how many steps each pass over the loader had."""
-    made = []
-    while optimizer.steps_left:
-        made.append(0)
-        for batch in loader:
-            optimizer.step(loss, batch)
-            made[-1] += 1
-    return made
-
-
 @pytest.mark.parametrize(
     ("plan", "expected"),
     [({"steps": 3}, [3]), ({"steps": 10}, [5, 5]), ({"steps": 12}, [5, 5, 2]), ({"epochs": 2, "steps": None}, [5, 5])],
     ids=repr,
 )
 def test_the_last_pass_ends_with_the_plan(plan, expected):
-    assert passes(*start(**plan)) == expected
+    """By the loop of docs/usage.md: the steps of each pass over the loader."""
+    (loss, optimizer, loader), made = start(**plan), []
+    while optimizer.steps_left:
+        made.append(0)
+        for batch in loader:
+            optimizer.step(loss, batch)
+            made[-1] += 1
+    assert made == expected
 
 
 @pytest.mark.parametrize("workers", [0, 1])

@@ -56,18 +56,11 @@ def test_an_accelerators_state_is_seeded_and_given_back(monkeypatch):
 # -- attack: who knows the seed of a script knows its masks ------------------------------------------------------------
 
 
-def plain(b):
-    pass
-
-
-def split(b):
-    """Samples differ in a decision."""
-    return bool(b[1] == 0)
-
-
-def one_by_one(b):
-    """What no map can."""
-    return b[0][b[0] > 0]
+DOES = {  # with a record b, so that samples are computed so
+    "together": lambda b: None,
+    "by a decision": lambda b: bool(b[1] == 0),
+    "one by one": lambda b: b[0][b[0] > 0],
+}
 
 
 def drawn(kind, does, pieces, seed):
@@ -78,7 +71,7 @@ def drawn(kind, does, pieces, seed):
     optimizer = by_hand(model, sgd(model), seed=seed, **settings)
 
     def loss(b):
-        does(b)
+        DOES[does](b)
         return 1 + DRAWS[kind]()[0] * model(b[0])  # and never below zero, where losses are clipped
 
     step = optimizer.step(loss, [torch.eye(12).double(), torch.arange(12) % 3])
@@ -89,7 +82,7 @@ def drawn(kind, does, pieces, seed):
 
 
 @pytest.mark.filterwarnings("ignore:samples are computed one at a time")
-@pairs(kind=DRAWS, does=[plain, split, one_by_one], pieces=[None, 5])
+@pairs(kind=DRAWS, does=DOES, pieces=[None, 5])
 def test_masks_under_a_public_seed_are_secret(kind, does, pieces):
     """Torch's are each sample's own. NumPy's and Python's are one for all, however the samples are computed."""
     first, other, again = (drawn(kind, does, pieces, seed) for seed in (None, 1, 1))

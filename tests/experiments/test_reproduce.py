@@ -7,7 +7,7 @@ import pytest
 
 from hyfreedp.experiments.__main__ import main
 
-pytest_plugins = ["batch"]
+pytest_plugins, pytestmark = ["batch"], pytest.mark.whole
 
 
 @pytest.fixture
@@ -20,7 +20,6 @@ def three(project):
     signal.signal(signal.SIGINT, before)
 
 
-@pytest.mark.whole
 def test_a_failed_notebook_is_named_at_the_end_and_the_others_run(three, capsys):
     three.write("02_second", "import colour_of_noise")
     assert main(["reproduce", "--profile", "smoke"]) == 1
@@ -40,7 +39,6 @@ def test_a_failed_notebook_is_named_at_the_end_and_the_others_run(three, capsys)
     assert three.log()[3:] == ["02_second"]
 
 
-@pytest.mark.whole
 def test_an_interrupted_batch_goes_on_where_it_was(three, capsys):
     # The kernel interrupts the batch, as Ctrl-C would, the first time that the second notebook runs.
     three.write(
@@ -60,7 +58,6 @@ def test_an_interrupted_batch_goes_on_where_it_was(three, capsys):
     assert capsys.readouterr().out.startswith("[1/3] 01_first: up to date; 02, 03 left\n[2/3] 02_second: done")
 
 
-@pytest.mark.whole
 def test_only_what_changed_runs_again(three, in_process):
     arguments = ["reproduce", "--profile", "smoke", "--only", "01", "02"]
 

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from catalog import cases
 from torch import Tensor, nn
+from twins import Built
 
 from hyfreedp.gradients import AutomaticClipping, Clipping, GradientEngine
 
@@ -105,7 +106,7 @@ def biases_only(model: nn.Module, head: str = "\0") -> None:
 
 def mlp() -> Example:
     model = nn.Sequential(nn.Linear(6, 16), nn.LayerNorm(16), nn.ReLU(inplace=True), nn.Linear(16, 3))
-    return _classifier(model, torch.randn(5, 6), classes=3)
+    return classifier(model, torch.randn(5, 6).double(), classes=3)
 
 
 def groupnorm_convnet() -> Example:
@@ -123,7 +124,7 @@ def groupnorm_convnet() -> Example:
         nn.Flatten(),
         nn.Linear(40, 3),
     )
-    return _classifier(model, torch.randn(5, 3, 8, 8), classes=3)
+    return classifier(model, torch.randn(5, 3, 8, 8).double(), classes=3)
 
 
 def conv1d_net() -> Example:
@@ -135,29 +136,26 @@ def conv1d_net() -> Example:
         nn.Flatten(),
         nn.Linear(96, 3),
     )
-    return _classifier(model, torch.randn(5, 3, 12), classes=3)
-
-
-class TiedLanguageModel(nn.Module):
-    """Embedding and head share their table, one block is used twice, positions are embedded once for all samples."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding, self.positions = nn.Embedding(13, 8, padding_idx=0), nn.Embedding(7, 8)
-        self.block = nn.Sequential(nn.RMSNorm(8, eps=1e-5), nn.Linear(8, 8), nn.GELU())
-        self.head = nn.Linear(8, 13)
-        self.head.weight = self.embedding.weight
-
-    def forward(self, ids: Tensor) -> Tensor:
-        x = self.embedding(ids) + self.positions(torch.arange(ids.shape[1], device=ids.device)[None])
-        return self.head(self.block(self.block(x)))
+    return classifier(model, torch.randn(5, 3, 12).double(), classes=3)
 
 
 def tied_language_model() -> Example:
+    """Embedding and head share their table, one block is used twice, positions are embedded once for all samples."""
+
+    def logits(m: nn.Module, ids: Tensor) -> Tensor:
+        x = m.embedding(ids) + m.positions(torch.arange(ids.shape[1], device=ids.device)[None])
+        return m.head(m.block(m.block(x)))
+
+    def loss(model: nn.Module, ids: Tensor) -> Tensor:
+        return F.cross_entropy(model(ids).mT[..., :-1], ids[:, 1:], reduction="none", ignore_index=0).sum(1)
+
+    parts = {"embedding": nn.Embedding(13, 8, padding_idx=0), "positions": nn.Embedding(7, 8), "head": nn.Linear(8, 13)}
+    parts["block"] = nn.Sequential(nn.RMSNorm(8, eps=1e-5), nn.Linear(8, 8), nn.GELU())
+    parts["head"].weight = parts["embedding"].weight
     ids = torch.randint(1, 13, (5, 7))
     ids[:2, 4:] = 0
     ids[3] = 1  # a token that occurs many times in a sample
-    return Example(TiedLanguageModel().double(), (ids,), _next_token_loss)
+    return Example(Built(logits, **parts).double(), (ids,), loss)
 
 
 def of_catalog(name: str) -> Example:
@@ -169,17 +167,9 @@ def of_catalog(name: str) -> Example:
 
 
 def classifier(model: nn.Module, x: Tensor, classes: int) -> Example:
-    """A model in train mode on such inputs, with random labels."""
+    """A model, in train mode and of the type of these inputs, with random labels."""
 
     def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         return F.cross_entropy(model(x), y, reduction="none")
 
-    return Example(model.train(), (x, torch.randint(classes, (len(x),))), loss)
-
-
-def _classifier(model: nn.Module, x: Tensor, classes: int) -> Example:
-    return classifier(model.double(), x.double(), classes)
-
-
-def _next_token_loss(model: nn.Module, ids: Tensor) -> Tensor:
-    return F.cross_entropy(model(ids).transpose(1, 2)[..., :-1], ids[:, 1:], reduction="none", ignore_index=0).sum(1)
+    return Example(model.to(x.dtype).train(), (x, torch.randint(classes, (len(x),))), loss)
