@@ -65,9 +65,6 @@ def test_accelerate(run, tmp_path, capsys):
     assert all(torch.equal(weights[name], value) for name, value in names["model"].state_dict().items())
 
 
-# -- pages of one task -------------------------------------------------------------------------------------------------
-
-
 def ran(page, capsys):
     """The names of a page's program, and the numbers that it prints."""
     (code,) = programs(f"docs/{page}")

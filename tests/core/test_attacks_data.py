@@ -90,9 +90,6 @@ def test_a_persons_epsilon_is_told_and_a_state_of_another_unit_is_refused():
         other.load_state_dict(optimizer.state_dict())
 
 
-# -- collate functions that mix records --------------------------------------------------------------------------------
-
-
 def joined(x, y):
     names = [str(float(value)) for value in x[:, 0]]
     return {"x": x, "y": y, "text": [own + other for own, other in zip(names, names[1:] + names[:1], strict=True)]}

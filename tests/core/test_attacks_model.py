@@ -1,4 +1,4 @@
-"""The adversary against models, losses, precision and loaders, written out: each attack succeeded once."""
+"""The adversary against models, losses and precision, written out: each attack succeeded once."""
 
 import copy
 import math
@@ -9,22 +9,11 @@ import torch.nn.functional as F
 from cases import each
 from models import Example
 from torch import nn
-from torch.utils.data import DataLoader, RandomSampler, SubsetRandomSampler, TensorDataset, WeightedRandomSampler
+from torch.utils.data import TensorDataset
 from twins import Built, by_hand, cross_entropy, flat, make_batches, make_model, make_private, moved, refused, train
 
 from hyfreedp.errors import Refused
 from hyfreedp.gradients import AbadiClipping, AutomaticClipping, GradientEngine
-
-
-def wire(model, data, *, batch_size=50, **settings):
-    loader = data if isinstance(data, DataLoader) else DataLoader(data, batch_size=batch_size)
-    settings = {"preset": "fixed", "steps": 20, "target_epsilon": 3.0} | settings
-    base = torch.optim.SGD(model.parameters(), lr=0.1)
-    return make_private(model, base, loader=loader, target_delta=1e-4, **settings)
-
-
-def classes(size=500, width=8):
-    return TensorDataset(torch.randn(size, width), torch.randint(0, 2, (size,)))
 
 
 def total(engine, loss, *batch):
@@ -61,9 +50,9 @@ def learns(act):
         act(layer, x.detach().mean(0), len(calls))
         return x + layer.bias + layer.frozen
 
-    parts = {"ema": nn.Buffer(torch.zeros(8)), "bias": nn.Parameter(torch.zeros(8))}
-    parts["array"] = parts["ema"].numpy()
-    return Built(forward, **parts, frozen=nn.Parameter(torch.zeros(8), requires_grad=False))
+    ema, bias, frozen = torch.zeros(3, 5, dtype=torch.float64).unbind()
+    parts = {"ema": nn.Buffer(ema), "array": ema.numpy(), "bias": nn.Parameter(bias)}
+    return Built(forward, **parts, frozen=nn.Parameter(frozen, requires_grad=False))
 
 
 LEARNING = {
@@ -72,8 +61,8 @@ LEARNING = {
     "later": ("ema", lambda layer, mean, call: call > 12 and layer.ema.add_(mean)),
     "where no counter moves": ("ema", lambda layer, mean, call: layer.ema.data.add_(1.0)),
     "by an array that shares its memory": ("ema", lambda layer, mean, call: call > 12 and layer.array.fill(1)),
-    "by another tensor": ("ema", lambda layer, mean, call: setattr(layer, "ema", torch.ones(8))),
-    "by a new buffer": ("seen", lambda layer, mean, call: layer.register_buffer("seen", torch.ones(8))),
+    "by another tensor": ("ema", lambda layer, mean, call: setattr(layer, "ema", torch.ones(5))),
+    "by a new buffer": ("seen", lambda layer, mean, call: layer.register_buffer("seen", torch.ones(5))),
     "in a frozen parameter": ("frozen", lambda layer, mean, call: layer.frozen.data.copy_(mean)),
     "in a frozen parameter through DLPack": (
         "frozen",
@@ -92,7 +81,8 @@ LEARNING = {
 def test_a_buffer_that_learns_is_refused_by_name_and_put_back(case):
     """Or a parameter, written to through ``.data``."""
     name, act = LEARNING[case]
-    model, optimizer, loader = wire(nn.Sequential(learns(act), nn.Linear(8, 2)), classes(), preset="paper", interval=2)
+    settings = {"preset": "paper", "interval": 2, "target_epsilon": 3.0, "steps": 20}
+    model, optimizer, loader = make_private(nn.Sequential(learns(act), make_model()), **settings)
     before = copy.deepcopy(model.state_dict())
     with pytest.raises(ValueError, match=f"parameters of the model: '0.{name}'|which other samples"):
         train(optimizer, loader)
@@ -169,7 +159,7 @@ def test_a_decision_writes_into_no_parameter(way):
 def test_a_layer_that_publishes_more_than_parameters_and_buffers_is_refused():
     keeps = type("Keeps", (nn.Identity,), {"get_extra_state": lambda layer: torch.zeros(8)})
     with pytest.raises(ValueError, match=r"layer '0' \(Keeps\) publishes objects by get_extra_state"):
-        wire(nn.Sequential(keeps(), nn.Linear(8, 2)), classes())
+        make_private(nn.Sequential(keeps(), make_model()))
 
 
 class Ema(nn.Module):
@@ -371,38 +361,6 @@ def test_a_backward_pass_within_the_loss_reaches_no_weight(preset, pieces, unbou
     torch.testing.assert_close(*ends, rtol=1e-6, atol=1e-8)
 
 
-# -- losses and loaders ------------------------------------------------------------------------------------------------
-
-
-def test_no_record_ends_a_run_by_the_sign_of_its_loss():
-    """Half of the losses are negative, and one more tips the majority."""
-    signs = torch.tensor([1.0] * 5 + [-1.0] * 6)[:, None]
-    for size in (10, 11):
-        model = nn.Linear(1, 1)
-        optimizer = by_hand(model, preset="paper", interval=1, target_epsilon=3.0)
-        probe = optimizer.step(lambda batch, model=model: model(batch[0])[:, 0], [signs[:size]]).probe
-        assert math.isfinite(probe.private_loss)
-
-
-def test_samplers_that_choose_records_are_refused():
-    data = TensorDataset(torch.arange(1000.0)[:, None], torch.zeros(1000).long())
-    consent = list(range(100))
-
-    class Backwards(torch.utils.data.SequentialSampler):
-        def __iter__(self):
-            return iter(range(10))
-
-    samplers = [consent, SubsetRandomSampler(consent), WeightedRandomSampler([1.0] * 1000, 1000), Backwards(data)]
-    samplers += [RandomSampler(data, replacement=True), RandomSampler(range(20))]
-    batches = torch.utils.data.BatchSampler(consent, 10, False)
-    for given in (*({"batch_size": 10, "sampler": sampler} for sampler in samplers), {"batch_sampler": batches}):
-        with pytest.raises(ValueError, match=r"Subset\(dataset, indices\)"):
-            wire(nn.Linear(1, 2), DataLoader(data, **given))
-    _, optimizer, loader = wire(nn.Linear(1, 2), DataLoader(torch.utils.data.Subset(data, consent), batch_size=10))
-    assert optimizer.split.sample_rate == pytest.approx(0.1)
-    assert {index for step in range(50) for index in loader.batch_sampler.batch(step)} <= set(range(100))
-
-
 def assigned(model):
     model.load_state_dict({name: value.clone() for name, value in model.state_dict().items()}, assign=True)
 
@@ -416,7 +374,7 @@ CHANGES = {  # whether the parameter was trained, and what happens to it
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_parameters_that_change_after_the_run_was_made_private_are_refused(change):
-    """Before the batch is seen. One unfrozen is the base optimizer's, whose step would apply what nothing has noised."""
+    """Before the batch is seen. Of one that was unfrozen the base optimizer would apply what nothing has noised."""
     trained, act = CHANGES[change]
     model, (first, second) = make_model(), make_batches((8, 7))
     model[0].requires_grad_(trained)

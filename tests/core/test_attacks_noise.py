@@ -7,9 +7,7 @@ import random
 import numpy as np
 import pytest
 import torch
-from torch import nn
-from torch.utils.data import TensorDataset
-from twins import Made, flat, make_private, refused, sgd, train
+from twins import Made, flat, make_data, make_model, make_private, refused, sgd, train
 from twins import cross_entropy as losses
 
 from hyfreedp import NoiseGenerator, PrivacyEngine
@@ -17,15 +15,9 @@ from hyfreedp.errors import BudgetExhausted
 from hyfreedp.gradients import AbadiClipping
 
 
-def small_model():
-    torch.manual_seed(5)
-    return nn.Linear(8, 2)
-
-
-def wire(data, model=None, **settings):
-    model = model or small_model()
-    settings = {"target_epsilon": 1.0, "target_delta": 1e-4, "batch_size": 30, "steps": 20} | settings
-    return make_private(model, sgd(model), data, preset="fixed", **settings)
+def wire(data, **settings):
+    model = make_model()
+    return make_private(model, sgd(model), data, **({"preset": "fixed", "target_epsilon": 1.0, "steps": 20} | settings))
 
 
 def steps_of(optimizer, loader, until):
@@ -40,8 +32,8 @@ DRAWS = {"torch": lambda: torch.rand(()).item(), "numpy": np.random.rand, "rando
 
 def augmented(draw):
     """Each record is flipped at random, by one of the generators that people use."""
-    x, y = torch.randn(300, 8), torch.randint(0, 2, (300,))
-    return Made(300, lambda i: (x[i] * (1 if draw() < 0.5 else -1), y[i]))
+    x, y = make_data().tensors
+    return Made(40, lambda i: (x[i] * (1 if draw() < 0.5 else -1), y[i]))
 
 
 @pytest.mark.parametrize("kind", DRAWS)
@@ -73,13 +65,10 @@ OTHER_RUNS = {
 
 @pytest.mark.parametrize("field", OTHER_RUNS)
 def test_a_state_of_another_run_is_refused_by_the_field_that_differs(field):
-    def make(*, lr=0.1, momentum=0.0, secure_noise=False, preset="fixed", **settings):
-        model = small_model()
+    def make(*, lr=0.1, momentum=0.0, secure_noise=False, **settings):
+        model, engine = make_model(), PrivacyEngine(seed=0, secure_noise=secure_noise)
         base = torch.optim.SGD(model.parameters(), lr=lr, momentum=momentum)
-        data = TensorDataset(torch.zeros(300, 8), torch.zeros(300).long())
-        settings = {"target_epsilon": 1.0, "target_delta": 1e-4, "steps": 20} | settings
-        engine = PrivacyEngine(seed=0, secure_noise=secure_noise)
-        return make_private(model, base, data, engine=engine, batch_size=30, preset=preset, **settings)
+        return make_private(model, base, engine=engine, **({"preset": "fixed", "target_epsilon": 1.0} | settings))
 
     preset = {"preset": OTHER_RUNS[field]["preset"]} if "preset" in OTHER_RUNS[field] else {}
     _, optimizer, loader = make(**preset)
@@ -96,7 +85,7 @@ def test_a_state_of_another_run_is_refused_by_the_field_that_differs(field):
 
 
 def test_a_step_is_released_once_where_that_is_known():
-    data = TensorDataset(torch.randn(300, 8), torch.randint(0, 2, (300,)))
+    data = make_data()
     model, optimizer, loader = wire(data)
     train(optimizer, loader, until=4)
     saved = copy.deepcopy(optimizer.state_dict())
@@ -116,12 +105,12 @@ def test_a_step_is_released_once_where_that_is_known():
 
 def test_no_detour_forgets_what_was_released():
     """Over the state of another run, and over a state that fails to load."""
-    data = TensorDataset(torch.randn(300, 8), torch.randint(0, 2, (300,)))
+    data = make_data()
     _, optimizer, loader = wire(data)
     begin = copy.deepcopy(optimizer.state_dict())
     train(optimizer, loader, until=12)
     spent, other = optimizer.epsilon_spent(), wire(data, seed=1)[1]
-    with refused(optimizer, r'Missing key\(s\) in state_dict: "weight", "bias"', RuntimeError):
+    with refused(optimizer, r'Missing key\(s\) in state_dict: "0.weight", "0.bias"', RuntimeError):
         optimizer.load_state_dict(begin | {"model": {}})
     with refused(optimizer, "state is of another run, and this one has made 12 steps: .* load the state into what"):
         optimizer.load_state_dict(other.state_dict())
@@ -132,8 +121,7 @@ def test_no_detour_forgets_what_was_released():
 
 
 def test_a_batch_is_never_served_again_as_fresh():
-    data = TensorDataset(torch.arange(60).float()[:, None], torch.randint(0, 2, (60,)))
-    model, optimizer, loader = wire(data, nn.Linear(1, 2), batch_size=2, steps=60)
+    model, optimizer, loader = wire(make_data(60), batch_size=2, steps=60)
     used = []
     with pytest.raises(RuntimeError, match=r"batch of step \d+ .*gave that of step \d+ last: .*empty ones too"):
         for _ in range(4):

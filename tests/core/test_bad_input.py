@@ -124,18 +124,19 @@ def test_a_model_put_in_eval_mode_is_refused_at_the_step():
     assert torch.equal(torch.get_rng_state(), random)
 
 
-# -- losses that are not finite ----------------------------------------------------------------------------------------
+# -- losses that are not finite, or negative ---------------------------------------------------------------------------
 
 BROKEN = {
     "nan": lambda losses, rows: losses * torch.where(rows, math.nan, 1.0),
     "inf": lambda losses, rows: losses * torch.where(rows, math.inf, 1.0),
     "inf beside a finite gradient": lambda losses, rows: losses + torch.where(rows, math.inf, 0.0),
+    "negative": lambda losses, rows: losses * torch.where(rows, -1.0, 1.0),
     "nan beside a finite gradient": lambda losses, rows: losses + torch.where(rows, math.nan, 0.0),
 }
 
 
 @pairs(target=[3.0, math.inf], preset=["robust", "paper", "fixed"], broken=BROKEN)
-def test_losses_that_are_not_finite_leave_all_that_is_learned_finite(broken, preset, target):
+def test_losses_that_are_not_finite_or_negative_leave_all_that_is_learned_finite(broken, preset, target):
     """Weights, rate, thresholds and history, with one broken record in every batch, and then a whole broken batch."""
     settings = {"target_epsilon": target, "clipping": AutomaticClipping()}
     optimizer = by_hand(preset=changed(preset, interval=1), **settings)

@@ -2,8 +2,10 @@
 
 import gc
 import math
+from collections.abc import Callable
 from contextlib import suppress
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -14,11 +16,12 @@ from models import Example, assert_exact, biases_only, conv1d_net, groupnorm_con
 from torch import Tensor, nn
 from twins import Built
 
-from hyfreedp.data.batches import Loss, stack_records
+from hyfreedp.data.batches import stack_records
 from hyfreedp.gradients import AbadiClipping, AutomaticClipping, GradientEngine, NoClipping
 from hyfreedp.gradients.per_sample import products
 
 EXAMPLES = [mlp, groupnorm_convnet, conv1d_net, tied_language_model]
+Loss = Callable[..., Tensor]  # of a model and a record
 some_by_the_loop = pytest.mark.filterwarnings("ignore:samples are computed one at a time:UserWarning")
 
 
@@ -291,6 +294,14 @@ def test_nothing_is_left_behind(loss) -> None:
     assert all(type(p) is nn.Parameter for p in model.parameters())
 
 
+def moved(model: nn.Module, loss: Loss, batch: tuple[Tensor, ...], clip: float | None = None, **settings: Any) -> float:
+    """How far the first record moves the sum, in clips: of Abadi's rule, or, without a threshold, of the other."""
+    example, clipping = Example(model, batch, loss), AbadiClipping(clip) if clip else AutomaticClipping()
+    engines = [GradientEngine(model, clipping, **settings) for _ in range(2)]
+    whole, rest = (example.by_engine(one, slice(i, None))[1].double() for i, one in enumerate(engines))
+    return float((whole - rest).norm()) / clipping.sensitivity
+
+
 def rounded_layer(count: int) -> tuple[nn.Module, Tensor]:
     """Its gradients, in bfloat16, and inputs of equal records; one gradient has 64 x 64 numbers."""
     x = torch.randn(1, 24, 64).expand(count, 24, 64).to(torch.bfloat16)
@@ -308,14 +319,10 @@ def tied_table(count: int) -> tuple[nn.Module, Tensor]:
 @pytest.mark.parametrize(("build", "numbers"), [(rounded_layer, 64 * 64), (tied_table, 256 * 64)])
 def test_one_record_more_moves_a_sum_of_equal_ones_by_one_clip(build, numbers):
     """Where it no longer fits into memory, others' gradients could have another form, and another norm or rounding."""
-    torch.manual_seed(0)
-    model, x = build(most := 1024 + 1)
-    signs, sums = torch.ones(most).index_fill(0, torch.tensor(most - 1), -1), []  # the last one's is the opposite
-    for count in (most - 1, most):
-        engine = GradientEngine(model, AutomaticClipping(), memory_budget=4 * numbers * (most - 1))
-        engine.add(lambda record: record[1] * model(record[0]).float().square().mean(), (x[:count], signs[:count]))
-        sums.append(engine.clipped_sums(list(model.parameters()))[0].double())
-    assert float((sums[1] - sums[0]).norm()) < 1.0001
+    model, x = build(1024 + 1)
+    signs = torch.ones(1025).index_fill(0, torch.tensor(0), -1)  # the first one's gradient is the opposite
+    loss = lambda m, x, sign: sign * m(x).float().square().mean()  # noqa: E731
+    assert moved(model, loss, (x, signs), memory_budget=4 * numbers * 1024) < 1.0001
 
 
 def hovering(records: int, tokens: int = 1, level: int = 2048) -> Tensor:
@@ -326,27 +333,17 @@ def hovering(records: int, tokens: int = 1, level: int = 2048) -> Tensor:
     return torch.cat([climbing, around.view(level, tokens)]).repeat(-(-records // (2 * level)), 1)[:records]
 
 
-def moved(table: nn.Embedding | nn.Linear, loss: Loss, batch: tuple[Tensor, ...], clip: float) -> float:
-    """How far the first record moves the sum, in clips."""
-    sums = []
-    for start in (0, 1):
-        engine = GradientEngine(table, AbadiClipping(clip))
-        engine.add(loss, tuple(t[start:] for t in batch))
-        sums.append(engine.clipped_sums([table.weight])[0].double())
-    return float((sums[1] - sums[0]).norm()) / clip
-
-
 def test_one_record_more_does_not_decide_how_the_sum_of_others_rounds() -> None:
     """It moved the sum of 16,385 records by two clips, and of 65,537 by five."""
     table = nn.Embedding(1, 64)
-    loss = lambda record: (table(torch.zeros(1, dtype=torch.long)) * record[0]).sum()  # noqa: E731
+    loss = lambda table, x: (table(torch.zeros(1, dtype=torch.long)) * x).sum()  # noqa: E731
     assert moved(table, loss, (hovering(16385) / 8,), 1.0) < 1.01
 
 
 def test_one_record_more_does_not_decide_how_the_sum_of_others_tokens_rounds() -> None:
     """It moved the sum of 65,537 records of seven tokens by 2.7 clips."""
     layer, x = nn.Linear(10, 32, bias=False), torch.eye(1, 10).expand(7, 10)
-    loss = lambda record: (layer(x)[:, 0] * record[0]).sum()  # noqa: E731
+    loss = lambda layer, numbers: (layer(x)[:, 0] * numbers).sum()  # noqa: E731
     assert moved(layer, loss, (hovering(16385, tokens=7, level=128),), 1.0) < 1.01
 
 
@@ -361,31 +358,25 @@ def test_uses_of_a_table_that_cancel_in_a_record_do_not_in_the_rounding_of_sums(
     table, embedded = nn.Embedding(4, 64), hovering(4096) * 128
     hidden = torch.cat([1 / 8 - embedded[:1], -embedded[1:]])[..., None].expand(-1, 1, 64)
 
-    def loss(record: tuple[Tensor, Tensor]) -> Tensor:
-        embedding = (table(torch.ones(1, 1, dtype=torch.long)) * record[0]).sum()
-        return embedding + nn.functional.linear(record[1], table.weight)[..., 1].sum()
+    def loss(table: nn.Module, embedded: Tensor, hidden: Tensor) -> Tensor:
+        embedding = (table(torch.ones(1, 1, dtype=torch.long)) * embedded).sum()
+        return embedding + nn.functional.linear(hidden, table.weight)[..., 1].sum()
 
-    _, norms = GradientEngine(table, NoClipping()).add(loss, (embedded, hidden))
+    norms, _ = Example(table, (embedded, hidden), loss).by_engine(GradientEngine(table, NoClipping()))
     assert moved(table, loss, (embedded, hidden), float(norms.max())) < 1.01
 
 
 @some_by_the_loop
 def test_an_error_of_one_record_that_the_loss_catches_leaves_others_mapped() -> None:
     """Else theirs are computed alone, where autocast rounds them: it moved the sum of 2,000 records by 3.7 clips."""
-    torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 8))
     x, matrices = torch.randn(1, 32).expand(400, 32), torch.eye(2).repeat(400, 1, 1)
     matrices[0] = -1
 
-    def loss(record: tuple[Tensor, Tensor]) -> Tensor:
+    def loss(model: nn.Module, x: Tensor, matrix: Tensor) -> Tensor:
         with suppress(torch.linalg.LinAlgError):
-            torch.linalg.cholesky(record[1])
+            torch.linalg.cholesky(matrix)
         with torch.autocast("cpu", torch.bfloat16):
-            return model(record[0]).float().logsumexp(1)
+            return model(x).float().logsumexp(1)
 
-    sums = []
-    for start in (0, 1):
-        engine = GradientEngine(model, AutomaticClipping())
-        engine.add(loss, (x[start:], matrices[start:]))
-        sums.append(torch.cat([s.flatten() for s in engine.clipped_sums(list(model.parameters()))]))
-    assert float((sums[1] - sums[0]).norm()) < 1.0001
+    assert moved(model, loss, (x, matrices)) < 1.0001

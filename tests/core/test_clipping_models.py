@@ -67,8 +67,6 @@ def test_a_compiled_model_is_mapped_as_it_was_written() -> None:
     torch.compiler.reset()
 
 
-# -- checkpointing: the gradients that a model without it has, in less memory ------------------------------------------
-
 WITHOUT_REENTRANCE = {"gradient_checkpointing_kwargs": {"use_reentrant": False}}
 
 

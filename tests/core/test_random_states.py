@@ -53,9 +53,6 @@ def test_an_accelerators_state_is_seeded_and_given_back(monkeypatch):
     assert torch.equal(states[-1], states[0])
 
 
-# -- attack: who knows the seed of a script knows its masks ------------------------------------------------------------
-
-
 DOES = {  # with a record b, so that samples are computed so
     "together": lambda b: None,
     "by a decision": lambda b: bool(b[1] == 0),

@@ -8,6 +8,7 @@ import pytest
 import torch
 from opacus.data_loader import DPDataLoader
 from scipy import stats
+from torch.utils import data as torch_data
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset, default_collate
 from twins import Made, cross_entropy, make_data, make_private, refused, train, unstacked
 
@@ -139,11 +140,19 @@ class Stream(IterableDataset):
         raise AssertionError("touched")
 
 
+FEW = type("Few", (torch_data.SequentialSampler,), {"__iter__": lambda sampler: iter(range(9))})(range(40))
+SAMPLERS = [range(9), FEW, torch_data.SubsetRandomSampler(range(9)), torch_data.RandomSampler(range(9))]
+SAMPLERS += [torch_data.WeightedRandomSampler([1.0] * 40, 40), torch_data.RandomSampler(range(40), replacement=True)]
+CHOOSING = [DataLoader(range(40), sampler=sampler) for sampler in SAMPLERS]  # of the records some, or some twice
+CHOOSING += [DataLoader(range(40), batch_sampler=torch_data.BatchSampler(range(9), 3, False))]
+
+
 @pytest.mark.parametrize(
     ("loader", "message"),
     [
         (DataLoader(Stream(), batch_size=2), "data_loader must be over a map-style data set"),
         (DataLoader(make_data(), batch_size=41), "at most the number of records, 40, got 41"),
+        *((loader, r"Subset\(dataset, indices\)") for loader in CHOOSING),
         (DPDataLoader(make_data(), sample_rate=0.2), "got Opacus's DPDataLoader: give the one behind it"),
         (
             DataLoader(make_data(), batch_size=4, sampler=DistributedSampler(make_data(), num_replicas=2, rank=0)),

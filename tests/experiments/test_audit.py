@@ -11,8 +11,6 @@ from hyfreedp.experiments.accounting_of_the_paper import Counting, calibrate
 from hyfreedp.experiments.audits import releases
 from hyfreedp.experiments.audits.attack import Score, release_epsilon
 
-# -- from a threshold's hits and false alarms to epsilon ---------------------------------------------------------------
-
 
 def test_bound_from_rates_is_the_definition_of_privacy():
     score = Score(hits=700, alarms=300, trials=1000)
@@ -44,8 +42,6 @@ def test_nothing_is_found_where_nothing_is_and_the_threshold_is_judged_on_fresh_
     without, planted = np.zeros(1000), np.concatenate([np.ones(500), np.zeros(500)])
     assert releases.best_score(without, planted, 0.0) == Score(0, 0, 500)
 
-
-# -- gradient and probe of whole runs ----------------------------------------------------------------------------------
 
 DELTAS = [1e-3, 1e-2]
 RUNS = {"deltas": DELTAS, "runs": 60_000, "seed": 0, "confidence": 0.99}

@@ -24,9 +24,6 @@ ALL = [(name, tuning) for name, shape in SHAPES.items() for tuning in shape.tuni
 SGD = Setup(partial(torch.optim.SGD, lr=1.0), epsilon=float("inf"))
 
 
-# ---- the contenders do the same work ---------------------------------------------------------------------------------
-
-
 def clipped_mean(work: Workload, limit=MAX_GRAD_NORM) -> torch.Tensor:
     """The slow, obvious twin: one sample at a time."""
     total = 0
@@ -80,9 +77,6 @@ def test_contenders_add_the_same_noise():
         noise = (step - quiet) * len(work.inputs) / MAX_GRAD_NORM
         # 7,000 numbers: 5 % are six standard errors of their standard deviation.
         assert noise.std().item() == pytest.approx(noise_multiplier(3.0, SGD.steps), rel=0.05), name
-
-
-# ---- the numbers are right -------------------------------------------------------------------------------------------
 
 
 def test_peak_memory_counts_weights_state_and_the_largest_moment():
