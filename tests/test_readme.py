@@ -24,7 +24,7 @@ PAGES += [f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))]
 
 
 @pytest.mark.whole
-def test_the_code_block_runs_as_written(capsys):
+def test_the_programs_of_the_readme_and_the_usage_page_run_as_written(capsys):
     (code,), (loop, shown, views, *_) = programs("README.md"), programs("docs/usage.md")  # others run its sections
     exec(compile(code, "README.md", "exec"), names := {})
     spent = float(re.search(r"epsilon spent: ([\d.]+)", capsys.readouterr().out).group(1))

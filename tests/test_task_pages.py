@@ -28,7 +28,7 @@ def run(tmp_path, monkeypatch):
     return run
 
 
-def test_classification(run, capsys):
+def test_classification_learns_and_resumes_bit_for_bit(run, capsys):
     pytest.importorskip("transformers")
     names = run("classification")
     told = capsys.readouterr()
@@ -39,7 +39,7 @@ def test_classification(run, capsys):
     assert repr(resumed.private.history) == repr(trainer.private.history)
 
 
-def test_language_with_lora(run, tmp_path, capsys):
+def test_language_with_lora_learns_and_saves_a_small_adapter(run, tmp_path, capsys):
     pytest.importorskip("peft")
     trainer = run("language")["trainer"]
     assert 10 < float(re.search(r"perplexity: (\d+)", capsys.readouterr().out).group(1)) < 100
@@ -48,7 +48,7 @@ def test_language_with_lora(run, tmp_path, capsys):
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore:`isinstance.treespec, LeafSpec")  # Lightning's advice
-def test_lightning(run):
+def test_lightning_resumes_bit_for_bit(run):
     pytest.importorskip("lightning")
     names = run("lightning")
     assert names["module"].private.steps_left == 0
@@ -56,7 +56,7 @@ def test_lightning(run):
     assert repr(names["resumed"].private.history) == repr(names["module"].private.history)
 
 
-def test_accelerate(run, tmp_path, capsys):
+def test_accelerate_leaves_a_model_and_its_checkpoint(run, tmp_path, capsys):
     pytest.importorskip("accelerate")
     names = run("accelerate")
     assert float(re.findall(r"epsilon ([\d.]+), accuracy [\d.]+", capsys.readouterr().out)[-1]) <= 3.0
@@ -72,7 +72,7 @@ def ran(page, capsys):
     return names, [float(number) for number in re.findall(r"\d+\.\d+", capsys.readouterr().out)]
 
 
-def test_several_records_a_person(capsys):
+def test_several_records_a_person_spend_the_budget(capsys):
     names, (spent,) = ran("owners.md", capsys)
     assert names["optimizer"].guarantee and names["optimizer"].steps_left == 0
     assert 2.9 < spent <= 3.0 and names["optimizer"].sampler.num_records == 400
@@ -92,7 +92,7 @@ def test_a_statement_is_that_of_the_page_but_for_versions(tmp_path, monkeypatch)
     assert Statement.from_json((tmp_path / "privacy.json").read_text()) == names["statement"]
 
 
-def test_few_records_of_one_class(capsys):
+def test_few_records_of_one_class_are_recalled(capsys):
     names, recalls = ran("rare-classes.md", capsys)
     assert names["optimizer"].guarantee and names["optimizer"].epsilon_spent() <= 3.0
     assert min(recalls) > 0.4

@@ -204,7 +204,7 @@ def test_a_persons_records_cost_what_dp_accounting_says(records, sample_rate, si
         assert epsilon == pytest.approx(theirs.self_compose(10).get_epsilon_for_delta(delta), rel=1e-6)
 
 
-def test_the_budget_of_a_person():
+def test_the_budget_of_a_person_needs_more_noise_than_that_of_a_record():
     one, two = (calibrate_noise(**CHEAP, records_per_person=k) for k in (1, 2))
     assert one == calibrate_noise(**CHEAP) and "records_per_person" not in one.to_dict()
     assert two.epsilon <= 0.5 and two.guarantee and two.sigma > 1.5 * one.sigma

@@ -32,7 +32,7 @@ def test_equals_a_loop_over_samples(build, clipping) -> None:
 
 
 @pytest.mark.parametrize(("build", "head"), [*((build, "none") for build in EXAMPLES), (groupnorm_convnet, "10.")])
-def test_biases_and_heads(build, head) -> None:
+def test_biases_and_heads_alone_are_exact(build, head) -> None:
     example = build()
     biases_only(example.model, head)
     assert_exact(example)
@@ -46,7 +46,7 @@ def test_biases_and_heads(build, head) -> None:
     batch=st.integers(1, 4), tokens=st.integers(1, 9), width=st.integers(1, 9), out=st.integers(1, 9),
     bias=st.booleans(),
 )  # fmt: skip
-def test_linear_of_any_shape(batch, tokens, width, out, bias) -> None:
+def test_linear_layers_of_any_shape_are_exact(batch, tokens, width, out, bias) -> None:
     model = nn.Sequential(nn.Linear(width, out, bias=bias), nn.Tanh(), nn.Linear(out, width)).double()
     x = torch.randn(batch, tokens, width).double()
     assert_exact(Example(model, (x,), lambda model, x: model(x).square().sum((1, 2))), clipping=NoClipping())
@@ -57,7 +57,7 @@ def test_linear_of_any_shape(batch, tokens, width, out, bias) -> None:
     groups=st.integers(1, 2), kernel=st.integers(1, 3), stride=st.integers(1, 3), padding=st.integers(0, 2),
     dilation=st.integers(1, 2), size=st.integers(5, 8), out=st.sampled_from([2, 30]), dims=st.integers(1, 3),
 )  # fmt: skip
-def test_convolution_of_any_shape(groups, kernel, stride, padding, dilation, size, out, dims) -> None:
+def test_convolutions_of_any_shape_are_exact(groups, kernel, stride, padding, dilation, size, out, dims) -> None:
     model = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[dims - 1](4, out, kernel, stride, padding, dilation, groups).double()
     x = torch.randn(3, 4, *[size] * dims).double()
     assert_exact(Example(model, (x,), lambda model, x: model(x).square().flatten(1).sum(1)))
@@ -251,7 +251,7 @@ def test_an_autocast_around_the_step_sees_that_weights_have_moved():
 
 
 @each(dtype=[torch.bfloat16, torch.float16], kind=[nn.LayerNorm, nn.Embedding])
-def test_long_sums_in_half_precision(kind, dtype) -> None:
+def test_long_sums_in_half_precision_are_close(kind, dtype) -> None:
     """Where autograd's own, as of a plain step, are off by a third and more."""
     y = torch.tensor([-1.0, 1.0, 2.0, -2.0], dtype=torch.float64)[:, None, None]
     if kind is nn.LayerNorm:

@@ -48,12 +48,12 @@ def example_of(model: nn.Module) -> Example:
 
 @pytest.mark.parametrize("settings", ATTENTIONS)
 @pytest.mark.parametrize("batch_first", [True, False])
-def test_every_kind_of_call(settings, batch_first) -> None:
+def test_every_kind_of_call_of_attention_is_exact(settings, batch_first) -> None:
     assert_exact(example_of(attention(batch_first, **settings)))
 
 
 @each(need_weights=[True, False], batch_first=[True, False, False, True], heads=[(), (2,), (), (2,)])
-def test_queries_and_masks_that_are_learned(need_weights, batch_first, heads) -> None:
+def test_queries_and_masks_that_are_learned_are_exact(need_weights, batch_first, heads) -> None:
     """Learned queries attend to the samples, with a trained mask of shape (3, 5) or (2, 3, 5)."""
 
     def forward(m: nn.Module, x: Tensor) -> Tensor:
@@ -72,7 +72,7 @@ def test_queries_and_masks_that_are_learned(need_weights, batch_first, heads) ->
 
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor:UserWarning")
 @each(norm_first=[True, False], trained=["full", "biases"])
-def test_a_transformer(norm_first, trained) -> None:
+def test_a_transformer_is_exact(norm_first, trained) -> None:
     """PyTorch's encoder and decoder with its own layers."""
 
     def forward(m: nn.Module, x: Tensor) -> Tensor:
@@ -137,7 +137,7 @@ LAYERS = [
 
 
 @pytest.mark.parametrize(("kind", "settings"), LAYERS)
-def test_layers_of_any_kind_and_packed_sequences(kind, settings) -> None:
+def test_recurrent_layers_are_exact_also_with_packed_sequences(kind, settings) -> None:
     assert_exact(reading(recurrent(kind, **settings)), slow=PACKED if settings.get("packed") else None)
 
 
@@ -145,7 +145,7 @@ CELLS = [(nn.LSTMCell, {}), (nn.GRUCell, {}), (nn.RNNCell, {"bias": False}), (nn
 
 
 @each(cell=CELLS, start=[True, False])
-def test_cells(cell, start) -> None:
+def test_recurrent_cells_are_exact(cell, start) -> None:
     """Steps by a cell, from zeros or from a state that is learned."""
     kind, settings = cell
 

@@ -26,7 +26,7 @@ NAMES += [f"transformers/{name}" for name in [*TRANSFORMERS, "LongformerForSeque
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_models_of_others(name) -> None:
+def test_models_of_others_are_exact_and_mapped_in_one_piece(name) -> None:
     """In one piece, also records with and without padding, of which transformers would mask the first alone."""
     example = of_catalog(name)
     engine, partition = assert_exact(example, rtol=1e-8), Partition.of(example.batch)
@@ -34,7 +34,7 @@ def test_models_of_others(name) -> None:
     assert len(partition.pieces) == 1
 
 
-def test_an_output_that_is_a_view_and_is_changed_in_place() -> None:
+def test_an_output_that_is_a_view_and_is_changed_in_place_is_exact() -> None:
     """As that of transformers' Conv1D: its node leaves the graph, and took with it what was recorded there."""
     model = nn.Sequential(Conv1D(6, 4), nn.ReLU(inplace=True), nn.Linear(6, 3)).double().train()
     x = torch.randn(5, 7, 4).double()
@@ -50,7 +50,7 @@ ADAPTERS = {
 
 
 @pytest.mark.parametrize("name", ADAPTERS)
-def test_adapters(name) -> None:
+def test_adapters_are_exact(name) -> None:
     """Which make weights of constants as wide as the layer."""
     layers = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3))
     ADAPTERS[name].target_modules = {"2"}

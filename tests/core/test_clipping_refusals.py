@@ -31,7 +31,7 @@ def frozen(module: nn.Module) -> nn.Module:
         (frozen(nn.Linear(3, 3, device="meta")), "on one device, got cpu, meta"),  # others' dropout would not be secret
     ],
 )
-def test_layers_that_mix_samples(layer, message) -> None:
+def test_layers_that_mix_samples_are_refused(layer, message) -> None:
     module = nn.ModuleDict({"linear": nn.Linear(3, 3), "norm": layer})
     with pytest.raises(ValueError, match=message):
         check_module(module)

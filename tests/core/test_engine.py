@@ -17,9 +17,6 @@ from hyfreedp.schedule import look_steps
 PRIVATE = {"target_epsilon": 3.0}
 
 
-# -- the plan ----------------------------------------------------------------------------------------------------------
-
-
 def test_the_preset_paper_is_the_papers():
     """Algorithm 1 and section 4.1; and the smoothing of its authors' package, see test_gen_optim."""
     paper = PRESETS["paper"]
@@ -50,9 +47,6 @@ def test_every_preset_trains_runs_shorter_than_its_interval(preset, length):
         assert optimizer.split.interval == min(5, length) and optimizer.history[0]["accepted"] in (True, False)
     else:
         assert optimizer.split.interval == 5  # nobody asks
-
-
-# -- what users of Opacus know -----------------------------------------------------------------------------------------
 
 
 def test_epsilon_as_in_opacus_is_what_the_run_has_spent():
@@ -98,9 +92,6 @@ def test_clipping_is_automatic_with_privacy_and_absent_without():
         optimizer = by_hand(target_epsilon=target, clipping=chosen)
         assert repr(expected) in repr(optimizer)
         assert optimizer.gradient_engine.clipping == expected
-
-
-# -- seeds -------------------------------------------------------------------------------------------------------------
 
 
 def run(seed, preset="robust", **changes):

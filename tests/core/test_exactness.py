@@ -19,7 +19,6 @@ from hyfreedp import reference
 from hyfreedp.gradients import AbadiClipping, AutomaticClipping, NoClipping
 
 SIZES = (9, 6, 8, 0, 11, 7, 5)  # around the expected size, 8; one batch empty
-UNCLIPPED = {"threshold": math.inf}  # losses of a run without privacy
 PRIVATE = {"target_epsilon": 8.0}
 FACTORS = {
     "automatic": (AutomaticClipping(), {}),
@@ -39,7 +38,7 @@ def compare(
     searched = {"step_rule": step_rule, "initial_learning_rate": eta, "interval": 2, "decay": decay} | settings
     optimizer = by_hand(model, BASES[base](model), preset="paper", clipping=rule, **searched)
     if math.isinf(searched.get("target_epsilon", math.inf)):
-        written = written | UNCLIPPED
+        written = written | {"threshold": math.inf}
     if settings.get("loss_threshold_rule") == "previous":
         written = written | {"next_threshold": lambda private: private[1]}
     batches, start = make_batches(sizes), flat(model)

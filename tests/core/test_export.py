@@ -29,7 +29,7 @@ def test_the_model_is_what_it_was_but_for_its_weights(trained):
 
 
 @pytest.mark.parametrize("whole", [False, True])
-def test_it_is_saved_and_loaded(trained, whole):
+def test_torch_saves_and_loads_it(trained, whole):
     model, plain, x = trained
     file = io.BytesIO()
     torch.save(model if whole else model.state_dict(), file)
@@ -51,7 +51,7 @@ def test_torch_exports_it(trained):
 
 @pytest.mark.whole
 @pytest.mark.filterwarnings("ignore")  # those of the exporter about itself
-def test_onnx_has_it(trained, tmp_path):
+def test_onnx_computes_what_it_does(trained, tmp_path):
     pytest.importorskip("onnxscript")
     runtime = pytest.importorskip("onnxruntime")
     model, _, x = trained

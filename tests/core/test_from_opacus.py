@@ -33,7 +33,7 @@ def test_the_script_runs_as_written(library, tmp_path):
     assert (tmp_path / "run.pt").stat().st_size > 0
 
 
-def test_what_becomes_of_the_program_on_images(capsys):
+def test_the_program_on_images_makes_two_whole_runs_on_one_loader(capsys):
     """Its functions, with a small net on random images: two runs on one loader, the whole budget each."""
     names = {"nn": nn, "PrivacyEngine": PrivacyEngine}
     exec(compile(MNIST, "mnist.py", "exec"), names)
@@ -54,7 +54,7 @@ def padded(records):
 
 
 @pytest.mark.parametrize("kind", [DPLSTM, nn.GRU])
-def test_what_becomes_of_the_program_on_names(kind):
+def test_the_program_on_names_runs_with_layers_of_opacus_or_pytorch(kind):
     """Its loop, with recurrent layers of Opacus or PyTorch on names of many lengths, an empty batch among them."""
     data = [(torch.randint(20, (1 + i % 7,)), torch.tensor(i % 3)) for i in range(40)]
     parts = {"embedding": nn.Embedding(20, 6), "rnn": kind(6, 8, batch_first=True), "head": nn.Linear(8, 3)}

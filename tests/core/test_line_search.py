@@ -44,5 +44,5 @@ def test_gen_moves_only_on_a_convex_descent_and_within_its_range(slope, curvatur
         ("cosine", 0.0, [1, (1 + math.sqrt(0.5)) / 2, 0.5, (1 - math.sqrt(0.5)) / 2]),
     ],
 )
-def test_decay(decay, start, expected):
+def test_the_rate_decays_by_the_closed_forms(decay, start, expected):
     assert [decay_factor(t, 4, decay, start) for t in range(4)] == pytest.approx(expected)

@@ -169,7 +169,7 @@ def test_gaussian_noise_is_normal(secure):
     assert far_from(sample[::2] ** 2 / 6.25, stats.chi2(1).cdf) > 1e-4
 
 
-def test_normal_and_uniform():
+def test_normal_and_uniform_numbers_have_their_distributions():
     generator = NoiseGenerator(0)
     assert far_from(generator.normal(300, 1000), "norm") > 1e-4
     uniform = generator.uniform(300, 1000)

@@ -84,7 +84,7 @@ def test_independent_pld_is_dp_accountings():
 
 
 @pytest.mark.parametrize("sigma", [math.inf, 1.5])
-def test_laplace_rdp_against_numerical_integration_in_both_directions(sigma):
+def test_laplace_rdp_is_the_larger_of_both_directions_integrated(sigma):
     q, scale, orders = 0.2, 4.0, (2, 3, 8)
     x = np.linspace(-100, 101, 20_101)
     log_with, log_without = laplace.logpdf(x, 1, scale), laplace.logpdf(x, 0, scale)

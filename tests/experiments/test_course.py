@@ -114,7 +114,7 @@ def test_03_says_what_another_pair_costs(said):
         (0, 0.0, "**Right.**"),
     ],
 )
-def test_what_is_said_of_an_answer(answer, truth, said, monkeypatch):
+def test_an_answer_is_right_or_told_to_be_too_low_or_too_high(answer, truth, said, monkeypatch):
     shown = []
     monkeypatch.setattr(exercises, "display", shown.append)
     exercises.check(answer, lambda: truth)

@@ -37,7 +37,7 @@ def test_every_printed_number_is_there_once(table):
 
 
 @pytest.mark.parametrize(("table", "row", "value"), SPOTS)
-def test_numbers_read_by_eye(table, row, value):
+def test_some_numbers_are_as_read_by_eye(table, row, value):
     assert paper.load(table).set_index(KEYS).value[row] == value
 
 

@@ -37,7 +37,7 @@ def test_what_is_handed_over_broadcasts_to_the_dials_and_the_axis():
         sliders("one", [1, 2, 3], {"a": (STYLE, np.zeros((2, 3)))}, {"B": [1, 2, 3]})
 
 
-def test_the_u_is_the_closed_form():
+def test_bias_and_variance_of_the_sliders_are_the_closed_forms():
     data = data_of(committed()["sliders-01_bias_variance"])
     bias, variance, total = (np.broadcast_to(np.reshape(c["values"], c["shape"]), (7, 4, 59)) for c in data["curves"])
     batch, noise = (np.array(dial["values"]) for dial in data["dials"])

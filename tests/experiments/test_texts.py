@@ -66,7 +66,7 @@ def test_e2e_reads_every_row_and_keeps_meanings_together(fake_e2e, tmp_path, fol
 DOCUMENTS = ["First one, of two lines.", "Zweites, mit Ümlaut."]
 
 
-def test_documents_of_both_kinds_of_file(tmp_path):
+def test_documents_are_read_from_both_kinds_of_file(tmp_path):
     (tmp_path / "a.txt").write_text("\n\nFirst one,\n of two lines.\n \n\nZweites, mit Ümlaut.", encoding="utf-8")
     lines = [json.dumps({"id": 1, "text": DOCUMENTS[0], "abstract": "no"}), "", json.dumps({"abstract": DOCUMENTS[1]})]
     (tmp_path / "a.jsonl").write_text("\n".join(lines), encoding="utf-8-sig")
