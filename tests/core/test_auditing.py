@@ -6,12 +6,12 @@ import math
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from scipy import stats
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import TensorDataset
+from twins import cross_entropy, make_private, train
 
 import hyfreedp
-from hyfreedp import PrivacyEngine, auditing, step_batch
+from hyfreedp import auditing, step_batch
 
 
 def slow_p_value(right, guesses, canaries, epsilon, delta):
@@ -84,24 +84,11 @@ def script(data, copies=1):
     data = [record for record in data for _ in range(copies)]
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Dropout(0.1), torch.nn.Linear(len(data[0][0]), 2))
-    model, private, loader = PrivacyEngine(seed=0).make_private_with_epsilon(
-        module=model,
-        optimizer=torch.optim.AdamW(model.parameters(), lr=0.02),
-        data_loader=DataLoader(data, batch_size=len(data) // 5),
-        target_epsilon=1.0,
-        target_delta=1e-5,
-        steps=15,
-        preset="fixed",
-    )
-
-    def loss(record):
-        return F.cross_entropy(model(record[0]), record[1])
-
-    yield private, loss
+    base, budget = torch.optim.AdamW(model.parameters(), lr=0.02), {"target_epsilon": 1.0, "target_delta": 1e-5}
+    _, private, loader = make_private(model, base, data, batch_size=len(data) // 5, **budget, steps=15, preset="fixed")
+    yield private, cross_entropy(model)
     assert all(layer.training for layer in model.modules())
-    for _ in range(3):
-        for batch in loader:
-            private.step(loss, batch)
+    train(private, loader)
 
 
 def audited(train, **options):

@@ -7,11 +7,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from cases import pairs
 from torch import nn
 from torch.utils.data import DataLoader
-from twins import Built, Made, by_hand, cross_entropy, make_private, sgd
+from twins import Built, Made, by_hand, cross_entropy, make_private, sgd, train
 
 from hyfreedp.data.batches import groups_of
 from hyfreedp.noise import random_states
@@ -94,13 +93,9 @@ def augmented(seed, workers=0):
     model = nn.Linear(9, 2).double()
     loader = DataLoader(data, batch_size=8, num_workers=workers)
     _, optimizer, loader = make_private(model, sgd(model), loader=loader, seed=seed, preset="fixed", steps=2)
-    batches = []
-    for batch in loader:
-        batches += [group.tensors[0][:, 0] for group in groups_of(batch)]
-        optimizer.step(lambda b, model=model: F.cross_entropy(model(b[0]), b[1], reduction="none"), batch)
-        if not optimizer.steps_left:
-            break
-    return torch.cat(batches)
+    seen = []
+    train(optimizer, loader, after=lambda batch: seen.extend(group.tensors[0][:, 0] for group in groups_of(batch)))
+    return torch.cat(seen)
 
 
 def test_augmentation_under_a_public_seed_is_secret_and_of_the_engines_seed_alone():

@@ -5,10 +5,13 @@ from functools import partial
 
 import pytest
 import torch
+import torch.nn.functional as F
+from models import Example
 
 from hyfreedp.experiments.benchmark.contenders import CONTENDERS, MAX_GRAD_NORM, Contender, Setup, noise_multiplier
 from hyfreedp.experiments.benchmark.measure import peak_memory
 from hyfreedp.experiments.benchmark.workloads import Shape, Workload, make_workload
+from hyfreedp.gradients import AbadiClipping, Clipping, NoClipping
 
 for extra in ("timm", "transformers", "peft"):
     pytest.importorskip(extra)
@@ -24,16 +27,10 @@ ALL = [(name, tuning) for name, shape in SHAPES.items() for tuning in shape.tuni
 SGD = Setup(partial(torch.optim.SGD, lr=1.0), epsilon=float("inf"))
 
 
-def clipped_mean(work: Workload, limit=MAX_GRAD_NORM) -> torch.Tensor:
+def clipped_mean(work: Workload, clipping: Clipping) -> torch.Tensor:
     """The slow, obvious twin: one sample at a time."""
-    total = 0
-    for i in range(len(work.inputs)):
-        logits = work.module(work.inputs[i : i + 1])
-        loss = torch.nn.functional.cross_entropy(logits.flatten(0, -2), work.labels[i : i + 1].flatten())
-        gradients = torch.autograd.grad(loss, work.trainable)
-        gradient = torch.cat([g.flatten() for g in gradients])
-        total = total + gradient * (limit / gradient.norm()).clamp(max=1)
-    return total / len(work.inputs)
+    loss = lambda model, x, y: F.cross_entropy(model(x).flatten(0, -2), y.flatten())  # noqa: E731
+    return Example(work.module, (work.inputs, work.labels), loss).clipped(clipping)[1] / len(work.inputs)
 
 
 def step_taken(contender: Contender, work: Workload, setup: Setup = SGD) -> torch.Tensor:
@@ -55,7 +52,7 @@ def stretched(family, tuning):
 @pytest.mark.parametrize(("family", "tuning"), ALL)
 def test_every_private_contender_takes_the_same_clipped_step(family, tuning):
     work = stretched(family, tuning)
-    expected = clipped_mean(work)
+    expected = clipped_mean(work, AbadiClipping(MAX_GRAD_NORM))
     assert 0 < expected.norm() < MAX_GRAD_NORM
     for name in ("opacus_hooks", "opacus_ghost", "opacus_functorch", "ours"):
         assert (step_taken(CONTENDERS[name], work) - expected).norm() < 2e-5 * expected.norm(), name
@@ -64,7 +61,7 @@ def test_every_private_contender_takes_the_same_clipped_step(family, tuning):
         rate = step @ expected / expected.norm() ** 2
         # Rates near 1e-4 make steps that float32 weights hold to a few digits.
         assert rate > 0 and (step / rate - expected).norm() < 0.05 * expected.norm(), name
-    unclipped = clipped_mean(work, float("inf"))
+    unclipped = clipped_mean(work, NoClipping())
     torch.testing.assert_close(step_taken(CONTENDERS["plain"], work), unclipped, rtol=1e-4, atol=1e-6)
 
 
