@@ -25,8 +25,7 @@ Loss = Callable[..., Tensor]  # of a model and a record
 some_by_the_loop = pytest.mark.filterwarnings("ignore:samples are computed one at a time:UserWarning")
 
 
-@pytest.mark.parametrize("build", EXAMPLES)
-@pytest.mark.parametrize("clipping", [AutomaticClipping(), AbadiClipping(0.5), NoClipping()])
+@each(build=EXAMPLES, clipping=[AutomaticClipping(), AbadiClipping(0.5), NoClipping()])
 def test_equals_a_loop_over_samples(build, clipping) -> None:
     assert_exact(build(), clipping=clipping)
 

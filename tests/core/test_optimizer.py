@@ -18,9 +18,6 @@ FALSE_ALARM = 1e-6  # of each statistical test below; the seeds are fixed, so a 
 PRIVATE = {"target_epsilon": 3.0}
 
 
-# -- the noise of the gradient -----------------------------------------------------------------------------------------
-
-
 def noise_run(size, *, steps=60, dtype=torch.float64, seed=0, **settings):
     """The update directions of a run whose gradients are zero, shape (steps, 210): nothing but noise."""
     model = nn.Sequential(nn.Linear(20, 5), nn.Tanh(), nn.Linear(5, 17, bias=False), nn.Linear(17, 1, bias=False))
@@ -72,9 +69,6 @@ def test_probe_steps_have_their_own_gradient_noise(allocation, size):
         assert split.sigma_gradient_probe > 1.2 * split.sigma_gradient  # so the two lines above differ
 
 
-# -- the ledger --------------------------------------------------------------------------------------------------------
-
-
 def spend(preset, sizes, **settings):
     """Epsilon before and after every step."""
     optimizer = by_hand(preset=preset, **(PRIVATE | settings))
@@ -96,8 +90,6 @@ def test_epsilon_grows_to_the_target_and_empty_batches_count(preset):
     assert spend(changed(preset, interval=3), [0] * 10)[1] == spent
     assert spend(changed(preset, interval=3), [3, 0, 20] * 3)[1] == spent[:-1]
 
-
-# -- what is told ------------------------------------------------------------------------------------------------------
 
 STEP_KEYS = {"step", "eta"}
 PROBE_KEYS = STEP_KEYS | {"eta_probed", "eta_next", "accepted", "reason", "private_loss", "loss_threshold"}

@@ -40,9 +40,6 @@ def drawn(steps, owners=IDS, seed=0, **settings):
     return [rows_of(loader.dataset.__getitems__(loader.batch_sampler.drawn(step))[1]) for step in range(steps)]
 
 
-# -- what is drawn -----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "owners", [IDS, torch.tensor(IDS), np.array([f"person {i}" for i in IDS]), [2**70 - i for i in IDS]]
 )
@@ -89,9 +86,6 @@ def test_workers_and_a_resumed_run_draw_the_same():
     assert torch.equal(flat(second.module), flat(whole.module))
 
 
-# -- what it costs and does --------------------------------------------------------------------------------------------
-
-
 def test_epsilon_is_that_of_as_many_records():
     """Exactly, however many records an owner has; with no more group privacy than a record has."""
     _, optimizer, loader = private(epochs=2)
@@ -131,9 +125,6 @@ def test_a_step_clips_the_mean_of_an_owners_losses():
                 for parameter, total in zip(twin.parameters(), sums, strict=True):
                     parameter -= 0.1 * total / 4
             torch.testing.assert_close(flat(model), flat(twin), rtol=1e-9, atol=1e-12)
-
-
-# -- what is refused ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -126,7 +126,7 @@ def test_a_run_cannot_be_copied(duplicate):
         duplicate(make()[1])
 
 
-def test_one_step_of_a_process_at_a_time():
+def test_a_process_makes_one_step_at_a_time():
     """A second thread, as of a watchdog that tries again, would add to the same sums."""
     model, optimizer = make(steps=3)
     loss, batch = cross_entropy(model), make_batches([8])[0]

@@ -71,9 +71,6 @@ def test_what_the_papers_pairs_really_cost(counting, interval, target, true_epsi
     assert epsilon(split) == pytest.approx(true_epsilon, abs=0.01)
 
 
-# -- against other people's accountants --------------------------------------------------------------------------------
-
-
 def test_independent_pld_is_dp_accountings():
     counting = Counting("pld", "independent")
     split = calibrate(**CHEAP, gamma=1.1, counting=counting)
@@ -104,9 +101,6 @@ def test_laplace_rdp_is_the_larger_of_both_directions_integrated(sigma):
         assert rdp > divergence(log_without, log_mixture, order)
 
 
-# -- the mu-GDP equation -----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("interval", [1, 5])
 def test_mu_gdp_as_printed_is_the_accountant_and_opacuss(interval):
     counting = Counting("gdp", "independent")
@@ -132,9 +126,6 @@ def test_chi_squared_of_laplace_noise_is_its_integral():
     density = integrate.quad(lambda x: laplace.pdf(x, 1, scale) ** 2 / laplace.pdf(x, 0, scale), -90, 90, points=[0, 1])
     assert chi_squared(Mechanism(laplace=scale, numbers=3)) == pytest.approx(density[0] ** 3 - 1)
     assert chi_squared(Mechanism(2.0)) == pytest.approx(math.expm1(1 / 4))
-
-
-# -- the even split, and what is simulated -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("accountant", "interval"), [("rdp", 1), ("rdp", 4), ("gdp", 4)])
