@@ -157,11 +157,15 @@ WITHOUT = """
 import sys
 
 class Without:
-    def find_spec(name, *more):
-        if name.partition(".")[0] in {"hyfreedp", "torch", "pandas", "seaborn", "sklearn"}:
-            raise ModuleNotFoundError(name)
+    def __init__(self, finder):
+        self.finder = finder
+    def find_spec(self, name, *more):
+        if name.partition(".")[0] not in {"hyfreedp", "torch", "pandas", "seaborn", "sklearn"}:
+            return self.finder.find_spec(name, *more)
+    def __getattr__(self, name):
+        return getattr(self.finder, name)
 
-sys.meta_path.insert(0, Without)
+sys.meta_path[:] = map(Without, sys.meta_path)
 """
 
 
