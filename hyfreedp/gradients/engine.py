@@ -22,12 +22,13 @@ from hyfreedp.gradients.guard import unchanged
 from hyfreedp.gradients.isolation import SingleSample, masks_traced
 from hyfreedp.gradients.mapped import Gradients, Pass, Unmappable
 from hyfreedp.gradients.per_sample import MEMORY_BUDGET, Instantiated, PerSampleGradients, sum_in_blocks, widened
-from hyfreedp.gradients.pieces import MOST_TOGETHER, Decisions, Partition, Piece, Regroup
+from hyfreedp.gradients.pieces import MOST_TOGETHER, SLOW, Decisions, Partition, Piece, Regroup
 from hyfreedp.gradients.validate import check_module
 from hyfreedp.noise.random_states import random_states_kept
 from hyfreedp.pytorch.devices import without_autocast
 
 _NO_GRADIENT = "loss must have a gradient by the model: is it under no_grad, detached, or by another model?"
+_CALLED = "The loss gets one record, a batch of one row, and calls no backward(): see docs/usage.md, 'The loss'"
 # Parts of what torch says if a loss writes a sample's value into a new tensor, made by ``torch.zeros`` and the like.
 _INTO_FRESH = ("doesn't match the broadcast shape", "more elements than `self`", "inplace randomness on an unbatched")
 _SMALL = 2**10  # gradients of parameters of at most so many entries are joined in one tensor
@@ -151,16 +152,16 @@ class GradientEngine:
             with unchanged(self.module, by_value=True):
                 for i in piece.positions.tolist():
                     sample = Piece(piece.group.take(slice(i, i + 1)), decisions.path, alone=True)
-                    result = self._alone(loss, sample, partition.begin, trained)  # a wrong loss raises its error again
+                    try:
+                        result = self._alone(loss, sample, partition.begin, trained)
+                    except Exception as error:  # a wrong loss raises its error again
+                        error.add_note(_CALLED)
+                        raise
                     first = first or dict(result[1])
                     done.append((sample, result[0]))
                     yield sample.rows, *result
             if self.fallback_reason is None:
-                warnings.warn(
-                    "samples are computed one at a time, which is exact and slow, since the loss does what cannot be "
-                    f"mapped over them: {reason}. What to do: docs/usage.md, 'What is slow'",
-                    stacklevel=6,
-                )
+                warnings.warn(SLOW.format(f"does what cannot be mapped over them ({reason})"), stacklevel=6)
             self.fallback_reason = reason
         partition.pieces = [piece for piece, _ in done]
         if partition.coin is not None and done:

@@ -105,5 +105,5 @@ def _why_never_mappable(func: Any) -> str | None:
     if name.split(".")[0] in _MISMAPPED and func is not torch.nn.functional.embedding:  # its rules see to it
         return f"{name}, which functorch maps wrongly"
     if name == "__set__" or func in _REACHES_MEMORY:
-        return f"{func} reaches a tensor's memory"
+        return f"{getattr(getattr(func, '__self__', None), '__name__', name)} reaches a tensor's memory"
     return None

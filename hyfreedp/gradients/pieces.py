@@ -6,6 +6,7 @@ it if they agree. If not, the piece is split by their answers, and each part is 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,7 @@ from hyfreedp.checks import check_count
 from hyfreedp.data.batches import Group, PhysicalBatchSize, groups_of
 from hyfreedp.errors import Refused
 
+SLOW = "samples are computed one at a time, since the loss {}. It is exact and slow: see docs/usage.md, 'What is slow'"
 MOST_TOGETHER = 4096  # samples: of more, float32 sums could be wrong by a clip, if all gradients agree
 Path = tuple[Tensor, ...]  # the answers to the first decisions of Python
 
@@ -50,6 +52,8 @@ class Decisions:
             if not _agree(answers, path[self._answered]):
                 raise Regroup(Piece.repeated)
         elif len(groups := _positions_by_answer(answers)) > 1:
+            if len(groups) == len(answers) and answers.is_floating_point():
+                warnings.warn(SLOW.format("asks each for a number, by .item() or float()"), stacklevel=2)
             raise Regroup(lambda piece: piece.split([((*path, answers[rows[0]]), rows) for rows in groups]))
         else:
             self.path += (answers[0].clone(),)

@@ -20,8 +20,6 @@ from hyfreedp.gradients.pieces import Partition, Piece
 from hyfreedp.noise.random_states import random_states_of, seed_random_states
 from hyfreedp.pytorch.layers import eval_mode
 
-_COMPARED_RECORDS = 3
-
 
 @torch.no_grad()
 def check_plain_loss(engine: GradientEngine, loss: Loss, partition: Partition, key: bytes) -> bool:
@@ -36,18 +34,18 @@ def check_plain_loss(engine: GradientEngine, loss: Loss, partition: Partition, k
     group = max((piece.group for piece in partition.pieces), key=len, default=None)
     if group is None or len(group) < 2:
         return False
-    group = group.take(slice(0, _COMPARED_RECORDS))
+    group = group.take(slice(0, 3))
     all_rows = list(range(len(group)))
 
     def batch_loss(rows: list[int], key: bytes = key) -> Tensor | None:
         """The loss of some records as one batch, shape (1,) or (len(rows),); None if it cannot be computed."""
-        tensors = [t.flatten(0, 1) for t in group.take(torch.tensor(rows)).tensors if t.dim() > 1]
-        if len(tensors) < len(group.tensors):  # a scalar per record, which has no batch dimension to join
+        tensors = [t.flatten(0, 1)[None] for t in group.take(torch.tensor(rows)).tensors if t.dim() > 1]
+        bare = isinstance(group.form, list) and len(group.form) == 1 and isinstance(group.form[0], tuple | list | dict)
+        if bare or len(tensors) < len(group.tensors):  # a list of records, or a scalar: no batch dimension to join
             return None
         with random_states_of(key, engine.device), unchanged(engine.module, by_value=True):
             try:  # as one sample of several rows, so that the loss cannot keep a usable tensor of it
-                one_pass = Pass([], 1, memory_budget=0)
-                value = one_pass.losses(lambda some: loss(group.record(some)), [t[None] for t in tensors])
+                value = Pass([], 1, memory_budget=0).losses(lambda some: loss(group.record(some)), tensors)
             except Refused:
                 raise
             except Exception:  # the loss takes a single record only, or cannot be mapped
@@ -69,25 +67,22 @@ def check_plain_loss(engine: GradientEngine, loss: Loss, partition: Partition, k
             ) from error
         if any(_same(plain, expected) for expected in (alone, alone.mean()[None], alone.sum()[None])):
             return True
-        if not _same(plain, batch_loss(all_rows, key + b"again")) or not bool(alone.isfinite().all()):
-            return True  # the loss draws random numbers, or is not finite
+        finite = int(alone.isfinite().sum())
+        broken = 0 < finite < len(alone) or (not finite and not bool(plain.isfinite().all()))
+        if broken or not _same(plain, batch_loss(all_rows, key + b"again")):
+            return True  # a record's loss is not finite, or the loss draws random numbers
         pairs = [[i, j] for i in all_rows for j in all_rows[i:]]
-        for rows in pairs if len(plain) == 1 else [all_rows]:
-            value = batch_loss(rows)
-            if value is not None and (len(value) > 1 or _outside(value, alone[rows])):
+        for rows in pairs if len(plain) == 1 and finite else [all_rows]:
+            value, theirs = batch_loss(rows), alone[rows]
+            slack = 1e-5 + 1e-3 * theirs.abs().max()  # one number within their range may be their weighted mean
+            if value is not None and (len(value) > 1 or not theirs.min() - slack <= value <= theirs.max() + slack):
                 raise ValueError(
                     f"the loss of a batch must be made of its records' losses alone, but of {len(rows)} together it is "
-                    f"{_listed(value)}, and theirs are {_listed(alone[rows])}. Each is computed as a batch of its own, "
+                    f"{_listed(value)}, and theirs are {_listed(theirs)}. Each is computed as a batch of its own, "
                     "so that none sees another: leave out means and statistics over the batch, put what a record is "
                     "compared with into it (a pair in place of in-batch negatives), and use batch_first=True"
                 )
     return True
-
-
-def _outside(value: Tensor, alone: Tensor) -> bool:
-    """Whether a number is outside of the range of others, so that it cannot be their weighted mean."""
-    slack = 1e-5 + 1e-3 * alone.abs().max()
-    return not bool(alone.min() - slack <= value <= alone.max() + slack)
 
 
 def _same(value: Tensor, other: Tensor | None) -> bool:

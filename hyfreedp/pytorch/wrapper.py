@@ -130,7 +130,7 @@ def stepping() -> bool:
 def check_arguments(loss: Callable[..., Any], *names: str) -> None:
     """TypeError if ``loss`` cannot be called with one positional argument for each of ``names``."""
     try:
-        arguments = inspect.signature(loss, follow_wrapped=False)
+        arguments = inspect.signature(getattr(loss, "forward", loss), follow_wrapped=False)
     except (ValueError, TypeError):  # a function in C, or with an invalid __signature__
         return
     try:

@@ -14,7 +14,8 @@ import torch
 import torch.nn.functional as F
 from opacus.layers import DPMultiheadAttention
 from torch import nn
-from twins import Built, by_hand, cross_entropy, function, make_batches, moved, refused
+from torch.utils.data import DataLoader
+from twins import Built, by_hand, cross_entropy, function, make_batches, make_private, moved, refused
 
 from hyfreedp.data.batches import stack_records
 from hyfreedp.gradients import AutomaticClipping, GradientEngine
@@ -240,6 +241,14 @@ def test_a_squeeze_is_told_its_remedy():
     loss = F.binary_cross_entropy_with_logits
     with refused(optimizer, r"fails for one alone, .* \.squeeze\(\) takes .*: write \.squeeze\(-1\)"):
         optimizer.step(lambda b: loss(out(b).squeeze(), b[1] / 2, reduction="none"), [x, y.double()])
+
+
+def test_a_list_of_records_is_not_joined_to_one_record():
+    """Dimension 0 of its tensors, the steps of an episode, say, is not that of a batch."""
+    episodes = [(row,) for row in torch.randn(40, 4, 5).double()]
+    model, optimizer, loader = make_private(loader=DataLoader(episodes, 8, collate_fn=list))
+    loss = lambda record: sum(model(x.cumsum(0)).logsumexp(1).mean() for (x,) in record) / len(record)  # noqa: E731
+    optimizer.step(loss, next(iter(loader)))
 
 
 # -- models that mix ---------------------------------------------------------------------------------------------------

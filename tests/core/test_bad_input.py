@@ -95,6 +95,8 @@ WRONG_LOSSES = {
     "detached": (lambda losses: losses.detach(), "loss must have a gradient"),
     "complex": (lambda losses: losses + 1j, "a real number, got a complex one: return its absolute value"),
     "of another model": (lambda losses: losses, "must have a gradient .* by another model"),
+    "backward": (lambda losses: losses.sum().backward(), "gets one record, .* and calls no backward"),
+    "undefined alone": (lambda losses: losses / (losses - losses.mean()), "of 3 together it is .* theirs are inf, inf"),
     "samples mixed": (lambda losses: losses.sum() - losses, "records' losses alone.*a pair in place of in-batch"),
 }
 
@@ -107,7 +109,7 @@ def test_a_loss_function_of_the_wrong_form_releases_nothing(case, preset):
     optimizer, undisturbed = by_hand(**settings), by_hand(**settings)
     model, (batch,) = optimizer.module, make_batches((6,))
     trained = make_model(seed=1) if case == "of another model" else model
-    with refused(optimizer, message, (TypeError, ValueError)):
+    with refused(optimizer, message, (TypeError, ValueError, RuntimeError)):
         optimizer.step(lambda batch: wrong(cross_entropy(trained)(batch)), batch)
     assert not optimizer.base.state
     optimizer.step(cross_entropy(model), batch)

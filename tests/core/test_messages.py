@@ -33,10 +33,11 @@ def test_an_unknown_argument_is_refused_with_what_to_write_even_where_one_is_mis
         PrivacyEngine().make_private_with_epsilon(module=torch.nn.Linear(5, 3), **{wrong: 1})
 
 
-def test_a_loss_of_two_arguments_is_told_to_take_the_batch_apart():
-    model, optimizer, loader = make_private()
-    with refused(optimizer, r"must take one argument, .* got a function of \(x, y\): .* x, y = record", TypeError):
-        optimizer.step(lambda x, y: F.cross_entropy(model(x), y), next(iter(loader)))
+@pytest.mark.parametrize("loss", [lambda x, y: F.cross_entropy(x, y), torch.nn.CrossEntropyLoss()])
+def test_a_loss_of_two_arguments_is_told_to_take_the_batch_apart(loss):
+    _, optimizer, loader = make_private()
+    with refused(optimizer, r"must take one argument, .* got a function of \(.*\).*: .* x, y = record", TypeError):
+        optimizer.step(loss, next(iter(loader)))
 
 
 def test_a_delta_of_one_in_n_is_warned_of():
@@ -67,3 +68,11 @@ def test_a_model_that_was_trained_before_is_warned_of():
     with pytest.warns(UserWarning, match="trained privately before: epsilon of the new run does not include"):
         steps(second, [8])
     steps(second, [8])
+
+
+def test_a_loss_that_asks_each_record_for_a_number_is_told_to_be_slow():
+    """As one does to log it."""
+    optimizer, (batch,) = by_hand(), make_batches([6])
+    loss = cross_entropy(optimizer.module)
+    with pytest.warns(UserWarning, match=r"one at a time, since the loss asks each for a number, by \.item\(\)"):
+        optimizer.step(lambda record: loss(record) + 0 * loss(record).item(), batch)
