@@ -85,6 +85,10 @@ class PrivateModule(LightningModule):
         self.training_step = wraps(own)(partial(self._private_step, own))  # type: ignore[method-assign]
         return private_loader
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Of a copy, such as a callback's that averages weights: it has no run, which must not be made twice."""
+        return super().__getstate__() | {"private": None}
+
     def configure_optimizers(self) -> Optimizer:
         """The private optimizer, in a form that Lightning can call.
 
