@@ -15,9 +15,6 @@ from hyfreedp import HyFreeDPOptimizer, PrivacyEngine
 from hyfreedp.integrations.closure import ClosureOptimizer, epsilon_is_due, warn_of_log
 from hyfreedp.pytorch.wrapper import stepping
 
-# Callbacks that log or save values which depend on the sizes of batches and records.
-RAW_CALLBACKS = (DeviceStatsMonitor, ThroughputMonitor, Timer)
-
 
 class PrivateModule(LightningModule):
     """A LightningModule that trains privately: its ``training_step`` gets one record at a time and returns its loss.
@@ -98,7 +95,7 @@ class PrivateModule(LightningModule):
             raise RuntimeError("the module must be made private first: call make_private, and fit with what it returns")
         trainer: Any = self.trainer
         for callback in trainer.callbacks:
-            if isinstance(callback, RAW_CALLBACKS):
+            if isinstance(callback, DeviceStatsMonitor | ThroughputMonitor | Timer):
                 raise ValueError(
                     f"callbacks must not have a {type(callback).__name__} (max_time makes a Timer): the time and the "
                     "memory that batches take are not private, and go into logs and checkpoints"

@@ -1,5 +1,6 @@
 """Other libraries' loops: a run by them is, bit for bit, the run by hand, and tells nothing that is not private."""
 
+import copy
 import dataclasses
 import json
 import math
@@ -371,6 +372,7 @@ def test_the_trainer_of_lightning_makes_the_run_by_hand(lightning, privacy, weig
     assert torch.equal(flat(module), expected)
     assert repr(module.private.history) == repr(optimizer.history)
     assert trainer.global_step == STEPS and module.private.steps_left == 0
+    assert copy.deepcopy(module).private is None  # as a callback copies it that averages weights
     assert trainer.callback_metrics.keys() == trainer.progress_bar_metrics.keys() == {"epsilon", "learning_rate"}
     assert math.isclose(float(trainer.callback_metrics["learning_rate"]), optimizer.history[-1]["eta"], rel_tol=1e-6)
     assert 2.9 < float(trainer.callback_metrics["epsilon"]) <= 3.0
