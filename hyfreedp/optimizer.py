@@ -166,7 +166,7 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
         if t == 0 and any(layer in _TRAINED for layer in self.module.modules()):
             warnings.warn(
                 "this model was trained privately before: epsilon of the new run does not include that run's. Make "
-                "model and optimizer anew, or add the two",
+                "model and optimizer anew, or compose both by hyfreedp.total_epsilon",
                 stacklevel=4,
             )
         self.rate_learner.on_step_start(t)

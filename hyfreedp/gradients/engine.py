@@ -161,7 +161,7 @@ class GradientEngine:
                     done.append((sample, result[0]))
                     yield sample.rows, *result
             if self.fallback_reason is None:
-                warnings.warn(SLOW.format(f"does what cannot be mapped over them ({reason})"), stacklevel=6)
+                warnings.warn(SLOW.format(f"the loss does what cannot be mapped over them ({reason})"), stacklevel=6)
             self.fallback_reason = reason
         partition.pieces = [piece for piece, _ in done]
         if partition.coin is not None and done:

@@ -18,7 +18,7 @@ from hyfreedp.checks import check_count
 from hyfreedp.data.batches import Group, PhysicalBatchSize, groups_of
 from hyfreedp.errors import Refused
 
-SLOW = "samples are computed one at a time, since the loss {}. It is exact and slow: see docs/usage.md, 'What is slow'"
+SLOW = "samples are computed one at a time, since {}. It is exact and slow: see docs/usage.md, 'What is slow'"
 MOST_TOGETHER = 4096  # samples: of more, float32 sums could be wrong by a clip, if all gradients agree
 Path = tuple[Tensor, ...]  # the answers to the first decisions of Python
 
@@ -53,7 +53,7 @@ class Decisions:
                 raise Regroup(Piece.repeated)
         elif len(groups := _positions_by_answer(answers)) > 1:
             if len(groups) == len(answers) and answers.is_floating_point():
-                warnings.warn(SLOW.format("asks each for a number, by .item() or float()"), stacklevel=2)
+                warnings.warn(SLOW.format("the loss asks each for a number, by .item() or float()"), stacklevel=2)
             raise Regroup(lambda piece: piece.split([((*path, answers[rows[0]]), rows) for rows in groups]))
         else:
             self.path += (answers[0].clone(),)
@@ -150,8 +150,10 @@ class Partition:
         """
         if isinstance(batch, Partition):
             return batch
-        pieces = []
-        for group in groups_of(batch):
+        pieces, groups = [], groups_of(batch)
+        if sum(map(len, groups)) == len(groups) > 8:
+            warnings.warn(SLOW.format("each has a shape, a text or a number of its own"), stacklevel=2)
+        for group in groups:
             most = size(group.record([tensor[0].clone() for tensor in group.tensors])) if callable(size) else size
             most = MOST_TOGETHER if size is None else check_count("what max_physical_batch_size returns", most, 1)
             starts = range(0, len(group), min(most, MOST_TOGETHER))

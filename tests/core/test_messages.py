@@ -70,9 +70,11 @@ def test_a_model_that_was_trained_before_is_warned_of():
     steps(second, [8])
 
 
-def test_a_loss_that_asks_each_record_for_a_number_is_told_to_be_slow():
-    """As one does to log it."""
-    optimizer, (batch,) = by_hand(), make_batches([6])
+def test_what_is_slow_is_told():
+    """A number of each record, as for a log, and names."""
+    optimizer, (batch,) = by_hand(), make_batches([9])
     loss = cross_entropy(optimizer.module)
     with pytest.warns(UserWarning, match=r"one at a time, since the loss asks each for a number, by \.item\(\)"):
         optimizer.step(lambda record: loss(record) + 0 * loss(record).item(), batch)
+    with pytest.warns(UserWarning, match="one at a time, since each has a shape, a text or a number of its own"):
+        optimizer.step(loss, [*batch, [*"abcdefghi"]])
