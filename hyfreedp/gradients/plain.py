@@ -26,8 +26,8 @@ def check_plain_loss(engine: GradientEngine, loss: Loss, partition: Partition, k
     """ValueError if the loss of a batch is neither its records' losses nor a (weighted) sum or mean of them.
 
     It is computed in eval mode, with random numbers of ``key``. A loss that draws random numbers or takes only single
-    records cannot be compared, and passes. ValueError, too, if the loss takes several records but fails for one. Returns
-    whether the check is done; False if there were too few records, so that the next step must repeat it.
+    records cannot be compared, and passes. ValueError, too, if the loss takes several records but fails for one.
+    Returns whether the check is done; False if there were too few records, so that the next step must repeat it.
     """
     group = max((piece.group for piece in partition.pieces), key=len, default=None)
     if group is None or len(group) < 2:

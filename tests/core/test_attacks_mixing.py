@@ -251,6 +251,12 @@ def test_a_list_of_records_is_not_joined_to_one_record():
     optimizer.step(loss, next(iter(loader)))
 
 
+def test_a_loss_that_draws_few_random_numbers_for_a_batch_is_not_taken_for_one_that_mixes():
+    optimizer, (batch,) = by_hand(seed=1), make_batches([6])
+    loss = cross_entropy(optimizer.module)
+    optimizer.step(lambda record: loss(record).mean() * (1 + 0.004 * torch.rand(())), batch)
+
+
 # -- models that mix ---------------------------------------------------------------------------------------------------
 
 
