@@ -196,15 +196,13 @@ def _squares(x: Tensor) -> Tensor:
 
 
 def _squares_by_gradients(left: Tensor, right: Tensor) -> Tensor:
-    """||sum_t left_it right_it^T||^2, with sums formed for a few samples at a time, plus a bound of their error.
-
-    So sums are off by a 1000th at most.
-    """
+    """||sum_t left_it right_it^T||^2, formed for a few samples at a time, plus what rounding may have lost."""
     tokens, entries = left.shape[1], left.shape[2] * right.shape[2]
     pairs = zip(*(t.split(max(1, _FORMED // entries)) for t in (left, right)), strict=True)
     squares = torch.cat([squared_row_norms((lefts.mT @ rights).flatten(1)) for lefts, rights in pairs])
     uncancelled = (torch.linalg.vector_norm(left, dim=2) * torch.linalg.vector_norm(right, dim=2)).sum(1)
-    return squares + (1000 * tokens**0.5 * torch.finfo(left.dtype).eps * uncancelled).square()
+    lost = 1000 * tokens**0.5 * torch.finfo(left.dtype).eps * uncancelled  # so sums are off by a 1000th at most
+    return squares + lost.square()
 
 
 def _squares_by_grams(left: Tensor, right: Tensor) -> Tensor:
