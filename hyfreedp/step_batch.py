@@ -19,7 +19,7 @@ from hyfreedp.privatize import privatize_gradient
 from hyfreedp.processes.group import Processes
 
 Weights = Callable[[Any], Tensor] | None
-_MEMORY_CHECK_SHARE = 0.1  # share of the batches with decisions of Python that are checked for memory of samples
+_CHECKED = 26  # of 256 batches with decisions of Python so many are checked for memory of samples
 
 
 class StepBatch:
@@ -74,7 +74,7 @@ class StepBatch:
     def losses(self) -> Tensor:
         """Losses at the model's current weights."""
         with self._processes.all_or_none():
-            return self._engine.losses(self.loss, replace(self._new_pass(), coin=None)).double()
+            return self._engine.losses(self.loss, replace(self._new_pass(), checked=None)).double()
 
     def add_gradients(self) -> tuple[Tensor, Tensor]:
         """Add the weighted, clipped gradients to the engine's sums; returns the raw losses and norms."""
@@ -119,10 +119,7 @@ class StepBatch:
             stream = ("mapped", number, *piece.stream) if attempt == 0 else ("alone", number, piece.stream[0], attempt)
             seed_random_states(self._of_torch.child(*stream).key, self._engine.device, self._coins)
 
-        def coin() -> bool:
-            return float(self._of_torch.child("memory").uniform(1)) < _MEMORY_CHECK_SHARE
-
-        return Partition(list(self.partition.pieces), begin, coin)
+        return Partition(list(self.partition.pieces), begin, self._of_torch.child("memory").key[0] < _CHECKED)
 
 
 def _of_sample(function: Loss, owners: bool) -> Loss:

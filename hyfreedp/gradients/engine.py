@@ -6,7 +6,7 @@ differ in a decision of Python. What functorch cannot map is computed one sample
 """
 
 import warnings
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import closing, suppress
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from hyfreedp.checks import check_count
 from hyfreedp.data.batches import Loss
 from hyfreedp.errors import Refused
-from hyfreedp.gradients import attention, compositions, convolution, recurrent, rules  # noqa: F401, registers them
+from hyfreedp.gradients import attention, compositions, convolution, functorch, recurrent, rules  # noqa: F401, registers
 from hyfreedp.gradients.clipping import Clipping, bounded_factors
 from hyfreedp.gradients.guard import unchanged
 from hyfreedp.gradients.isolation import SingleSample, masks_traced
@@ -27,6 +27,8 @@ from hyfreedp.gradients.validate import check_module
 from hyfreedp.noise.random_states import random_states_kept
 from hyfreedp.pytorch.devices import without_autocast
 
+Parameters = Sequence[nn.Parameter]
+Computed = tuple[Tensor, Gradients]  # losses (n,) and gradients of n samples
 _NO_GRADIENT = "loss must have a gradient by the model: is it under no_grad, detached, or by another model?"
 _CALLED = "The loss gets one record, a batch of one row, and calls no backward(): see docs/usage.md, 'The loss'"
 # Parts of what torch says if a loss writes a sample's value into a new tensor, made by ``torch.zeros`` and the like.
@@ -83,13 +85,12 @@ class GradientEngine:
             The losses and the norms ||g_i|| over all trainable parameters together, both of shape (B,); a norm is inf
             where it is not finite. They are *not* private.
 
-        ValueError if the loss is refused (:class:`~hyfreedp.errors.Refused`). The first time that samples are computed
-        one at a time there is a warning.
+        Raises :class:`~hyfreedp.errors.Refused`; warns the first time that samples are computed one at a time.
         """
         partition = Partition.of(batch)
-        losses, norms = [], []
+        losses, norms, trained = [], [], [p for p in self.module.parameters() if p.requires_grad]
         # Closed, so that the contexts that guard the model end even after an error here.
-        with closing(self._each(loss, partition, self._trained())) as computed, random_states_kept(self.device):
+        with closing(self._each(loss, partition, trained)) as computed, random_states_kept(self.device):
             for rows, values, gradients in computed:
                 chosen = None if weights is None else weights[rows.to(weights.device, non_blocking=True)]
                 losses.append(values)
@@ -118,21 +119,18 @@ class GradientEngine:
 
     # -- pieces --------------------------------------------------------------------------------------------------------
 
-    def _each(
-        self, loss: Loss, partition: Partition, trained: Sequence[nn.Parameter] = ()
-    ) -> Generator[tuple[Tensor, Tensor, Gradients], None, None]:
+    def _each(self, loss: Loss, partition: Partition, trained: Parameters = ()) -> Generator[Any, None, None]:
         """Yields for each piece the positions of its samples in the batch, their losses (n,) and gradients.
 
         Pieces are split where necessary; afterwards the partition has the pieces that were computed.
         """
-        todo, done, values_seen = partition.pieces[::-1], [], len(partition.pieces) > 1
-        first: Any = {}  # gradients of the first sample that is computed alone
+        todo, done = partition.pieces[::-1], list[Piece]()
+        again: Any = None  # the piece to compute again, the first alone or else the smallest; its losses and gradients
         while todo:
             piece, result = todo.pop(), None
             decisions = Decisions(piece.path, piece.wanted)
-            partition.begin(piece, 0)
             try:
-                result = self._mapped(loss, piece, decisions, trained)
+                result = self._mapped(loss, piece, decisions, partition.begin, trained)
             except Regroup as regroup:
                 todo += regroup.pieces(piece)
                 continue
@@ -144,73 +142,65 @@ class GradientEngine:
                     todo.append(piece)
                     continue
                 reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-            values_seen = values_seen or bool(decisions.path) or piece.group.has_values
             if result is not None:
-                done.append((piece, result[0]))
+                seen = todo or done or decisions.path or piece.group.has_values
+                if partition.checked and seen and (again is None or len(result[0]) < len(again[1])):
+                    again = piece, result[0], _summed(*result)
+                done.append(piece)
                 yield piece.rows, *result
                 continue
             with unchanged(self.module, by_value=True):
                 for i in piece.positions.tolist():
                     sample = Piece(piece.group.take(slice(i, i + 1)), decisions.path, alone=True)
                     try:
-                        result = self._alone(loss, sample, partition.begin, trained)
+                        result = self._alone(loss, sample, decisions, partition.begin, trained)
                     except Exception as error:  # a wrong loss raises its error again
                         error.add_note(_CALLED)
                         raise
-                    first = first or dict(result[1])
-                    done.append((sample, result[0]))
+                    if partition.checked is not None and not (again and again[0].alone):
+                        again = sample, result[0], _summed(*result)
+                    done.append(sample)
                     yield sample.rows, *result
             if self.fallback_reason is None:
                 warnings.warn(SLOW.format(f"the loss does what cannot be mapped over them ({reason})"), stacklevel=6)
             self.fallback_reason = reason
-        partition.pieces = [piece for piece, _ in done]
-        if partition.coin is not None and done:
-            piece, losses = min(done, key=lambda computed: (not computed[0].alone, len(computed[1])))
-            if piece.alone or (values_seen and partition.coin()):
-                self._check_memoryless(loss, partition, piece, losses, first)
+        partition.pieces = done
+        if again is not None:
+            self._check_memoryless(loss, partition.begin, trained, *again)
 
-    def _check_memoryless(self, loss: Loss, partition: Partition, piece: Piece, losses: Tensor, first: Any) -> None:
+    def _check_memoryless(self, loss: Loss, begin: Any, trained: Parameters, piece: Piece, *before: Tensor) -> None:
         """Refuse a loss in which Python code has kept something of a sample, seen by shape, in a decision, or alone.
 
-        The smallest piece, computed again, must have the same losses (n,); a sample alone also its ``first`` gradients.
+        A piece that is computed again must have the same losses (n,) and sum of gradients as ``before``.
         """
-        if piece.alone:
-            again, g = self._alone(loss, piece, partition.begin, list(first))
-        else:  # with the trained parameters, so that rounding is the same
-            partition.begin(piece, 0)
-            again, g = self._mapped(loss, piece, Decisions(piece.path, piece.wanted), self._trained(), backward=False)
-        pairs: Any = zip(g.values(), first.values(), strict=False)
-        far = [(now.gradients - before.gradients).norm() > 0.01 * before.gradients.norm() for now, before in pairs]
-        if any(far) or g.keys() != first.keys() or not torch.allclose(again.to(losses), losses, 1e-4, equal_nan=True):
+        compute = self._alone if piece.alone else self._mapped
+        losses, gradients = compute(loss, piece, Decisions(piece.path, piece.wanted), begin, trained)
+        sums = _summed(losses, gradients)
+        far = sums.shape != before[1].shape or bool((sums - before[1]).norm() > 0.001 * before[1].norm() + 1e-5)
+        if far or not torch.allclose(losses.to(before[0]), before[0], 1e-4, equal_nan=True):
             raise Refused(
                 "the loss (or weight) of a record depends on those that were computed before it: let loss and model "
                 "keep nothing of a record, and draw from the global generators of torch, NumPy or Python"
             )
 
-    def _trained(self) -> list[nn.Parameter]:
-        return [p for p in self.module.parameters() if p.requires_grad]
-
-    def _mapped(
-        self, loss: Loss, piece: Piece, decisions: Decisions, trained: Sequence[nn.Parameter], *, backward: bool = True
-    ) -> tuple[Tensor, Gradients]:
+    def _mapped(self, loss: Loss, piece: Piece, decisions: Decisions, begin: Any, trained: Parameters) -> Computed:
         """Losses (n,) and gradients of a piece by one map."""
+        begin(piece, 0)
         group, budget, own = piece.group, self.memory_budget, self._own_factories
         one_pass = Pass(trained, len(group), decisions, memory_budget=budget, sharing=self._sharing, own_factories=own)
         with unchanged(self.module), masks_traced():
             losses = one_pass.losses(lambda some: one_number(loss(group.record(some, _not_mapped))), group.tensors)
-            gradients = one_pass.gradients(losses) if trained and backward else {}
+            gradients = one_pass.gradients(losses) if trained else {}
         if piece.wanted is None:
             return losses.detach(), gradients
         chosen = piece.wanted.to(losses.device)
         return losses.detach()[chosen], {p: g.select(chosen) for p, g in gradients.items()}
 
-    def _alone(
-        self, loss: Loss, piece: Piece, begin: Callable[[Piece, int], None], trained: Sequence[nn.Parameter] = ()
-    ) -> tuple[Tensor, Gradients]:
+    def _alone(self, loss: Loss, piece: Piece, known: Decisions, begin: Any, trained: Parameters) -> Computed:
         """The loss (1,) and gradients of a piece of one sample, by plain autograd."""
         for attempt in range(1, _MAX_ATTEMPTS + 1):
             begin(piece, attempt)
-            decisions = Decisions(piece.path if attempt < _MAX_ATTEMPTS else ())
+            decisions = Decisions(known.path if attempt < _MAX_ATTEMPTS else ())
             mode = SingleSample(decisions, trained, self.module.parameters())
             with suppress(Regroup):  # which says that its decisions are not those of its path
                 with unchanged(self.module), masks_traced(), mode:
@@ -219,8 +209,8 @@ class GradientEngine:
                 break
         if not trained or not value.requires_grad:
             return value.detach(), {}
-        with unchanged(self.module), masks_traced():
-            gradients = zip(trained, torch.autograd.grad(value, trained, allow_unused=True), strict=True)
+        with unchanged(self.module), masks_traced(), mode:
+            gradients = zip(trained, functorch.backward(value, trained), strict=True)
         return value.detach(), {p: Instantiated(g[None]) for p, g in gradients if g is not None}
 
     def _add_clipped(self, gradients: Gradients, weights: Tensor | None) -> Tensor:
@@ -250,6 +240,12 @@ class GradientEngine:
                 total = total.view_as(p)
                 self._sums[p] = self._sums[p].double().add_(total) if p in self._sums else widened(total)
         return norms
+
+
+def _summed(losses: Tensor, gradients: Gradients) -> Tensor:
+    """The sum of the samples' gradients, as one vector; its first entry is 0."""
+    ones = torch.ones_like(losses)
+    return torch.cat([0 * ones[:1], *(g.weighted_sum(ones).flatten() for g in gradients.values())])
 
 
 def one_number(value: Any) -> Tensor:

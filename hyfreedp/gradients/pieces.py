@@ -135,12 +135,12 @@ class Partition:
         pieces: those with which a pass begins; after it, those that it has computed.
         begin: called with a piece and 0, or with a sample computed alone and attempt 1, 2, ..., to seed its random
             numbers. By default they are not seeded, and every pass begins with the caller's, which it does not use up.
-        coin: decides whether to check the loss for memory of samples, if Python code saw any of them; None: never.
+        checked: whether to check the loss for memory of samples that Python saw; False: of those alone; None: never.
     """
 
     pieces: list[Piece]
     begin: Callable[[Piece, int], None] = lambda piece, attempt: None
-    coin: Callable[[], bool] | None = None
+    checked: bool | None = None
 
     @classmethod
     def of(cls, batch: Any, size: PhysicalBatchSize = None) -> Partition:
