@@ -61,6 +61,9 @@ class PrivacyEngine:
         self._process_group = process_group
         self._ledgers: list[PrivacyLedger] = []  # one per run
 
+    def __deepcopy__(self, _: Any) -> Any:
+        return self  # of two engines neither would count the other's runs
+
     def make_private(self, **_: Any) -> NoReturn:
         """TypeError: Opacus's method takes a noise multiplier, but here probes share the budget with gradients."""
         raise TypeError("here the noise follows from a budget: call make_private_with_epsilon(..., target_epsilon=)")

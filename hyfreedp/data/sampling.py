@@ -96,10 +96,10 @@ class PoissonSampler(Sampler[Drawn]):
         if yielded != step:
             last = "none so far" if yielded is None else f"that of step {yielded} last"
             raise RuntimeError(
-                f"the batch of step {step} must come from the private loader, which gave {last}: pass every "
-                "batch to optimizer.step exactly once, empty ones too, and begin a new pass over the loader after a "
-                "step that failed (itertools.cycle and lists give old batches again, whose cost in epsilon is "
-                "another). To step with batches of your own pass make_private_with_epsilon(without_guarantee=True)"
+                f"the batch of step {step} must come from the private loader, which gave {last}: pass every batch to "
+                "optimizer.step exactly once, empty ones too, before the next is fetched (ahead by num_workers, not by "
+                "a thread), and begin a new pass over the loader after a step that failed (itertools.cycle and lists "
+                "give old batches again). Batches of your own need make_private_with_epsilon(without_guarantee=True)"
             )
         if size != samples:
             raise ValueError(

@@ -8,9 +8,11 @@ that is enough, and what its limits are.
 """
 
 import hashlib
+import os
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from threading import RLock
 
 import numpy as np
 import torch
@@ -22,29 +24,31 @@ from hyfreedp.pytorch.devices import backend
 
 _UNUSED = Generator().manual_seed(0).get_state()  # torch's CPU state, before any number is drawn
 _TWISTER_WORDS = slice(3, 3 + 624)  # where the words of the Mersenne Twister are in it, read as int64
+_LOCKS: dict[int, RLock] = {}  # by process id, since a forked child would inherit what another thread has locked
 _SPARE: list[np.random.MT19937] = []  # NumPy generators that no context uses now; making one takes half a millisecond
 
 
 @contextmanager
 def random_states_kept(device: torch.device) -> Iterator[None]:
-    """A context that restores all states at its end. NumPy has another generator within, since copying is slow.
+    """A context that restores all states at its end; for one thread at a time, since all threads share the states.
 
-    (NumPy draws normal numbers in pairs; a second one that is left over at the start is lost.)
+    NumPy has another generator within, since copying is slow. (Of a pair of normal numbers it loses the second one.)
     """
-    module = backend(device)
-    on_device = None if module is None else module.get_rng_state(device)
-    of_torch, of_python, of_numpy = torch.get_rng_state(), random.getstate(), mtrand.get_bit_generator()
-    own = _SPARE.pop() if _SPARE else np.random.MT19937()
-    mtrand.set_bit_generator(own)
-    try:
-        yield
-    finally:
-        mtrand.set_bit_generator(of_numpy)
-        _SPARE.append(own)
-        random.setstate(of_python)
-        torch.set_rng_state(of_torch)
-        if module is not None:
-            module.set_rng_state(on_device, device)
+    with _LOCKS.setdefault(os.getpid(), RLock()):
+        module = backend(device)
+        on_device = None if module is None else module.get_rng_state(device)
+        of_torch, of_python, of_numpy = torch.get_rng_state(), random.getstate(), mtrand.get_bit_generator()
+        own = _SPARE.pop() if _SPARE else np.random.MT19937()
+        mtrand.set_bit_generator(own)
+        try:
+            yield
+        finally:
+            mtrand.set_bit_generator(of_numpy)
+            _SPARE.append(own)
+            random.setstate(of_python)
+            torch.set_rng_state(of_torch)
+            if module is not None:
+                module.set_rng_state(on_device, device)
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """PrivacyEngine: what it makes of a model, an optimizer, a loader and a budget."""
 
+import copy
 import dataclasses
 import math
 
@@ -51,6 +52,7 @@ def test_every_preset_trains_runs_shorter_than_its_interval(preset, length):
 
 def test_epsilon_as_in_opacus_is_what_the_run_has_spent():
     engine = PrivacyEngine(seed=0)
+    copied = copy.deepcopy(engine)  # which counts the same runs
     assert engine.get_epsilon(1e-3) == 0
     runs = [by_hand(engine=engine, **PRIVATE) for _ in range(3)]
     assert engine.get_epsilon(1e-3) == 0  # nothing released
@@ -58,7 +60,7 @@ def test_epsilon_as_in_opacus_is_what_the_run_has_spent():
     for sizes in ((8, 3), (5,)):
         steps(runs[1], sizes)
         spent.append(engine.get_epsilon(1e-4))
-        assert spent[-1] == runs[1].epsilon_spent(1e-4)
+        assert spent[-1] == runs[1].epsilon_spent(1e-4) == copied.get_epsilon(1e-4)
     assert 0 < spent[0] < spent[1] and engine.get_epsilon(1e-3) < spent[1]
     steps(runs[2], [8])
     with pytest.raises(ValueError, match=r"has trained 2 runs, .*: call hyfreedp.total_epsilon"):

@@ -1,6 +1,8 @@
 """Each private name of functorch does what is said of it, in whatever version of PyTorch this is."""
 
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -9,6 +11,7 @@ from torch import Tensor
 from torch.func import grad
 from torch.overrides import TorchFunctionMode
 
+from hyfreedp.gradients import AutomaticClipping, GradientEngine
 from hyfreedp.gradients.functorch import Level, backward
 
 
@@ -73,6 +76,15 @@ def test_a_level_maps_without_a_warning_what_functorch_has_no_rule_for(rows, rec
     assert not recwarn
     torch.vmap(lambda x: x.take(torch.tensor([1])))(rows)
     assert "performance drop" in str(recwarn.pop().message)
+
+
+def test_what_is_patched_for_all_threads_is_put_back(rows) -> None:
+    """Two passes at once left it there."""
+    layer, before = torch.nn.Linear(4, 1), vars(torch.autograd.Function)["apply"]
+    engine = GradientEngine(layer, AutomaticClipping())
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(lambda _: engine.losses(lambda x: (time.sleep(0.1), layer(x))[1], rows), range(2)))
+    assert vars(torch.autograd.Function)["apply"] is before
 
 
 def test_a_backward_pass_keeps_modes_in_force(rows) -> None:

@@ -2,6 +2,8 @@
 
 import itertools
 import math
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -214,6 +216,22 @@ def test_a_batch_whose_step_failed_is_not_passed_over():
     with refused(optimizer, "gave that of step 1 last: .* begin a new pass", RuntimeError):
         optimizer.step(loss, next(batches))
     optimizer.step(loss, next(iter(loader)))
+
+
+def test_a_thread_may_fetch_a_batch_during_a_step_but_no_two_ahead():
+    """It seeded the random numbers of the step."""
+    loss, _, optimizer, loader = private_run()
+    batches, ahead = iter(loader), []
+
+    def slow(record):
+        ahead.append(thread.submit(next, batches))
+        time.sleep(0.1)
+        return loss(record)
+
+    with ThreadPoolExecutor(1) as thread:
+        optimizer.step(slow, thread.submit(next, batches).result())
+        with refused(optimizer, "not by a thread", RuntimeError):
+            optimizer.step(loss, ahead[0].result())
 
 
 def test_what_fetches_records_does_not_show_them():
