@@ -13,11 +13,12 @@ where w_0 are the initial weights, s^2 T is the sum of the squared decay factors
 standard normal vector of a public seed. The points lack what the remaining steps will learn, so they get only part of
 their noise: kappa^2 = p^(3/4), where p is the share of the schedule that is done. Runs without privacy keep z.
 
-Each record votes between neighbouring rates (:func:`hyfreedp.privatize.privatize_votes`). The look starts at the
-current rate and goes up, or down, as long as the votes clearly exceed their noise. It releases only the votes that it
-needs, but the budget pays for all ten. A look errs by about a factor of two, so the rate goes half of the way, in
-octaves. At the first look the weights are scaled with it, away from w_0 or towards it; later only towards it. The run
-ends at an average of its weights, which acts like a decay. docs/step_rule.md: reasons and measurements.
+Each record votes between neighbouring rates (:func:`hyfreedp.privatize.privatize_votes`), by the share of its loss that
+it would lose, but by less once its loss is far below its first one. The look starts at the current rate and goes up, or
+down, as long as the votes clearly exceed their noise. It releases only the votes that it needs, but the budget pays for
+all ten. A look errs by about a factor of two, so the rate goes half of the way, in octaves. At the first look the
+weights are scaled with it, away from w_0 or towards it; later only towards it. The run ends at an average of its
+weights, which acts like a decay. docs/step_rule.md: reasons and measurements.
 """
 
 import math
@@ -43,13 +44,14 @@ PRETRAINED_DISPLACEMENT = 0.55  # the same for the outputs of one layer of a pre
 LADDER = tuple(2.0 ** (VOTES / 2 - j) for j in range(VOTES + 1))  # rates to compare, as multiples of the first
 NOISE_POWER = 0.75  # kappa^2 = p^NOISE_POWER, where p is the share of the schedule that is done
 CLEAR_MARGIN = 2.0  # a margin counts if it exceeds so many standard deviations of its noise
+FLOOR = 0.003  # times a record's loss at w_0 is added to what its votes are divided by: solved records count little
 CLEAR_VOTE = 0.05  # a mean vote of this size must count: where noise would hide it, votes are made steeper
 STRIDE = 0.5  # the fraction of the octaves to where a look leads by which the rate moves
 AVERAGE_POWER = 8.0  # weights after t steps count about as t^8 in the average (Shamir & Zhang 2013)
 PUBLIC_SEED = 0  # of z, which protects nothing and may be known
 
 CONSTANTS: tuple[Any, ...] = (START_DISPLACEMENT, PRETRAINED_DISPLACEMENT, LADDER, FIRST_LOOK_STEP, LOOK_SHARES)
-CONSTANTS += (NOISE_POWER, CLEAR_MARGIN, CLEAR_VOTE, STRIDE, AVERAGE_POWER, PUBLIC_SEED)
+CONSTANTS += (NOISE_POWER, CLEAR_MARGIN, FLOOR, CLEAR_VOTE, STRIDE, AVERAGE_POWER, PUBLIC_SEED)
 
 
 def public_start(parameters: Sequence[Tensor], layers: Sequence[nn.Module] = (), ratios: Sequence[float] = ()) -> float:
@@ -128,13 +130,13 @@ def choose(margin: Callable[[int], float], level: float, needed: float) -> float
     return level if place == begin else 2.0 ** (place / 32)
 
 
-def _margin(batch: StepBatch, pair: Tensor, std: float) -> float:
+def _margin(batch: StepBatch, pair: Tensor, floors: Tensor, std: float) -> float:
     """Release the margin between two rates, from the losses at both, shape (2, B); ``std`` is that of its noise."""
     if batch.noise_multiplier == 0:  # without privacy the margin is the difference of the mean losses
         former, latter = noisy_mean(batch.weighted(within_floats(pair)), math.inf, **batch.terms).tolist()
         return float(latter - former)
     steepness = max(1.0, CLEAR_MARGIN * std / CLEAR_VOTE)
-    return privatize_votes(pair, steepness=steepness, weights=batch.weights, **batch.terms)[0]
+    return privatize_votes(pair, floors=floors, steepness=steepness, weights=batch.weights, **batch.terms)[0]
 
 
 class LookedRate(RateLearner):
@@ -210,10 +212,12 @@ class LookedRate(RateLearner):
                     self._set(torch._foreach_add(self._start, ray, alpha=LADDER[i]))
                     losses[i] = batch.losses()
             if j not in margins:
-                margins[j] = _margin(batch, torch.stack([losses[j], losses[j + 1]]), std)
+                margins[j] = _margin(batch, torch.stack([losses[j], losses[j + 1]]), floors, std)
             return margins[j]
 
         try:
+            self._set(self._start)
+            floors = FLOOR * batch.losses().double().abs()
             chosen = choose(margin, level, CLEAR_MARGIN * std)
         finally:
             self._set(present)

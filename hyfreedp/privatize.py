@@ -91,6 +91,7 @@ def privatize_votes(
     noise_multiplier: float,
     *,
     expected_batch_size: float,
+    floors: Tensor | None = None,
     steepness: float = 1.0,
     weights: Tensor | None = None,
     generator: NoiseGenerator | None = None,
@@ -98,9 +99,10 @@ def privatize_votes(
 ) -> list[float]:
     """Release mean votes between m + 1 candidate weights of the model: each record votes on each successive pair.
 
-    A record with losses a at one candidate and b at the next votes ``(b - a) / (|a| + |b|)``, times the steepness,
-    clipped to [-1, 1]. The sum of w_i times the votes plus noise, over the expected batch size, is the private margin.
-    So no threshold is needed, and all m sums together have L2 sensitivity sqrt(m).
+    A record with losses a at one candidate, b at the next, and floor f votes ``(b - a) / (|a| + |b| + f)``, times the
+    steepness, clipped to [-1, 1]. So what is left of a loss far below f counts little. The sum of w_i times the votes
+    plus noise, over the expected batch size, is the private margin. So no threshold is needed, and all m sums together
+    have L2 sensitivity sqrt(m).
 
     NaN and infinity count as the largest loss, minus infinity as the smallest; equal losses, also of these, vote 0.
     Why the vote is not the sign of b - a: docs/step_rule.md, "Why not signs".
@@ -109,6 +111,7 @@ def privatize_votes(
         losses: per-sample losses at each candidate, in order, shape ``(m + 1, B)``, B >= 0 (else ValueError).
         noise_multiplier: sigma_l >= 0, standard deviation of the noise of each sum.
         expected_batch_size, generator, add_up: as in :func:`privatize_loss`.
+        floors: f >= 0 of each sample, a function of it and of public weights alone, shape ``(B,)``; all 0 if None.
         steepness: at least 1, and public. A larger one makes small votes stand out from the noise, up to signs.
         weights: of the samples, in [0, 1], shape ``(B,)``; all 1 if None.
 
@@ -119,6 +122,8 @@ def privatize_votes(
         raise ValueError(f"losses must have shape (m + 1, B), got {tuple(losses.shape)}")
     values = within_floats(losses)
     sizes = values[1:].abs() + values[:-1].abs()
+    if floors is not None:
+        sizes += within_floats(floors)
     votes = ((values[1:] - values[:-1]) / sizes).nan_to_num(0.0)  # 0 / 0 is a tie
     votes = (votes * steepness).clamp(-VOTE_CLIP, VOTE_CLIP)
     if weights is not None:

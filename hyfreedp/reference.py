@@ -86,13 +86,13 @@ def finite(losses: list[float]) -> list[float]:
     return [1e100 if math.isnan(x) else min(max(x, -1e100), 1e100) for x in losses]
 
 
-def votes(here: list[float], there: list[float], steepness: float) -> Tensor:
-    """Sum over records of ``steepness * (b - a) / (|a| + |b|)``, clipped to [-1, 1], with losses a here and b there."""
+def votes(here: list[float], there: list[float], floors: list[float], steepness: float) -> Tensor:
+    """Sum of ``steepness * (b - a) / (|a| + |b| + f)``, clipped to [-1, 1]; losses are a here, b there, floors f."""
     here, there = finite(here), finite(there)
     total = 0
-    for a, b in zip(here, there, strict=True):
+    for a, b, f in zip(here, there, finite(floors), strict=True):
         if a or b:
-            vote = steepness * ((b - a) / (abs(a) + abs(b)))
+            vote = steepness * ((b - a) / (abs(a) + abs(b) + f))
             total += round(min(max(vote, -1.0), 1.0) * 2**20)  # whole numbers, whose sums are exact
     sums = [sum(min(max(x, -1e6), 1e6) for x in row) for row in (here, there)]
     # The noise is a function of what it is added to. The sums of losses make it depend on them; they are not used.
@@ -265,6 +265,8 @@ class Looks:
         for rung in LADDER:
             self.move(rung, ray)
             losses.append(losses_of(model, loss, batch))
+        self.move(0.0, ray)
+        floors = [0.003 * abs(initial) for initial in losses_of(model, loss, batch)]
         margins = dict[int, float]()
         clear = 2 * sigma / B  # two standard deviations of the noise of a margin
         steepness = max(1.0, clear / 0.05)
@@ -272,7 +274,9 @@ class Looks:
         def margin(j: int) -> float:
             """The private margin of rate j over rate j + 1, the next lower; released when first needed."""
             if j not in margins and sigma:
-                margins[j] = private([votes(losses[j], losses[j + 1], steepness)], sigma, 1.0, B, noise)[0][0].item()
+                margins[j] = private([votes(losses[j], losses[j + 1], floors, steepness)], sigma, 1.0, B, noise)[0][
+                    0
+                ].item()
             elif j not in margins:  # without privacy, the difference of the mean losses
                 margins[j] = (math.fsum(finite(losses[j + 1])) - math.fsum(finite(losses[j]))) / B
             return margins[j]

@@ -60,6 +60,15 @@ def test_steep_votes_are_clipped(rows, steepness):
     assert ours == pytest.approx(exact, abs=1 + steepness) and max(map(abs, ours)) <= 2**20
 
 
+def test_a_floor_takes_the_votes_of_solved_records_away_and_leaves_those_of_others():
+    """From 0.001 to 0 a loss of 1 at first counts a quarter of a vote, not a whole one; from 1 to 0.5 nearly all."""
+    for one, (whole, floored) in enumerate([(-1, -0.25), (-1 / 3, -0.5 / 1.503)]):
+        rows = torch.tensor([[0.001, 1.0], [0.0, 0.5]], dtype=torch.float64)[:, [one]]
+        for floors, vote in ((None, whole), (torch.tensor([0.003]), floored)):
+            given = privatize_votes(rows, 0.0, expected_batch_size=1, floors=floors)
+            assert given == pytest.approx([vote], abs=1e-6)
+
+
 @pytest.mark.parametrize("share", [0.5, 0.6, 0.8, 0.9])
 def test_what_a_majority_adds_is_as_small_as_the_move(share):
     """As docs/step_rule.md has it: from its best head, by a shift of logits. Signs would add 2 share - 1."""
