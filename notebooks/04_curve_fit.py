@@ -63,7 +63,7 @@ from hyfreedp.experiments.store import plots
 from hyfreedp.experiments.store.device import default_device
 from hyfreedp.experiments.store.verdicts import Verdict, by_interval, mean_interval, verdict
 from hyfreedp.experiments.tasks.registry import TASKS
-from hyfreedp.look import CLEAR_MARGIN, CLEAR_VOTE, LADDER, PUBLIC_SEED, choose, noise_to_come, public_start
+from hyfreedp.look import CLEAR_MARGIN, CLEAR_VOTE, FLOOR, LADDER, PUBLIC_SEED, choose, noise_to_come, public_start
 from hyfreedp.noise import NoiseGenerator
 from hyfreedp.schedule import look_steps
 
@@ -330,7 +330,7 @@ losses = {
 
 # %% [markdown]
 # The rates stand on a ladder, each twice the next one (`LADDER`). Each record votes between neighbours. If its loss is $a$ at the higher rate and $b$ at the lower one, its vote for the higher one is
-# $(b - a)/(|a| + |b|)$. A vote moves a sum by 1 at most, however large the losses are, so the sum needs no threshold. On small data noise would hide a vote of 0.05 (`CLEAR_VOTE`). There all votes are multiplied by the factor that lifts such a vote clear of it, and clipped to $\pm1$.
+# $(b - a)/(|a| + |b| + f)$. The floor $f$ is 0.003 times its loss at $\mathbf w_0$ (`FLOOR`): without it a record whose loss falls from a thousandth to nothing had a whole vote, and many such records would call for ever higher rates. A vote moves a sum by 1 at most, however large the losses are, so the sum needs no threshold. On small data noise would hide a vote of 0.05 (`CLEAR_VOTE`). There all votes are multiplied by the factor that lifts such a vote clear of it, and clipped to $\pm1$.
 #
 # Why not the sign of $b - a$? It would be as bounded. But say that a step moves the model a little towards one of ten balanced classes. Then a tenth of
 # the records gain a little, all others lose less, and the mean loss hardly changes. By signs nine in ten vote against it; by shares nobody wins.
@@ -342,10 +342,13 @@ clear = CLEAR_MARGIN * optimizer.split.sigma_loss / optimizer.expected_batch_siz
 steep = max(1.0, clear / CLEAR_VOTE)
 
 
+floors = FLOOR * abs(losses_at(start, batch))
+
+
 def margins(losses):
     """The mean vote of all records for the higher of two neighbouring rates. NOT private."""
     high, low = losses[:-1], losses[1:]
-    votes = (low - high) / np.maximum(abs(low) + abs(high), 1e-300)
+    votes = (low - high) / (abs(low) + abs(high) + floors)
     return np.clip(steep * votes, -1, 1).sum(axis=1) / optimizer.expected_batch_size
 
 
