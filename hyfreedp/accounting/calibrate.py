@@ -10,7 +10,7 @@ from hyfreedp.accounting.accountants import Accountant
 from hyfreedp.accounting.composition import cost, epsilon, spent
 from hyfreedp.accounting.search import LARGEST_NOISE, SMALLEST_NOISE, TOLERANCE, smallest_noise
 from hyfreedp.accounting.split import SQUARED_L2_SENSITIVITY, Allocation, NoiseSplit, Probe
-from hyfreedp.checks import check_count, check_number, check_type
+from hyfreedp.checks import check_choice, check_count, check_number, check_type
 from hyfreedp.schedule import look_steps
 
 
@@ -61,6 +61,7 @@ def calibrate_noise(
         ValueError: an argument is out of range, or no noise meets the budget.
     """
     target_epsilon = check_number("target_epsilon", target_epsilon, "(0, inf]")
+    check_choice("probe", probe, Probe)
     if probe != "none":
         gamma = check_number("gamma", gamma)
         if not 1 < gamma <= 1e9:
