@@ -14,6 +14,7 @@ from typing import Any
 
 import pandas as pd
 import torch
+from threadpoolctl import threadpool_limits
 
 from hyfreedp.experiments.store.device import default_device
 from hyfreedp.experiments.store.paths import workspace
@@ -45,14 +46,12 @@ def with_versions(rows: pd.DataFrame) -> pd.DataFrame:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """A context in which torch uses one thread.
-
-    Results then do not depend on the number of cores. Our small networks would gain nothing from a second thread.
-    """
+    """A context in which torch and NumPy use one thread, so that results do not depend on the number of cores."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        yield
+        with threadpool_limits(1):
+            yield
     finally:
         torch.set_num_threads(threads)
 
