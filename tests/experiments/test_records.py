@@ -58,19 +58,21 @@ def test_an_archive_with_anything_else_is_refused(tmp_path, name):
         archive.read(tmp_path / "bad.tar.xz")
 
 
-@pytest.mark.parametrize("change", ["step", "accuracy", "far"])
-def test_a_single_bit_is_not_called_equal(committed, tmp_path, change):
+@pytest.mark.parametrize("change", ["day", "step", "accuracy", "far"])
+def test_a_single_bit_is_not_called_equal_but_another_day_is(committed, tmp_path, change):
     files = archive.read(committed)
     for name, content in files.items():
         if change == "step" and name.endswith(".csv"):
             files[name] = content.replace(b"0.02", b"0.020000000000000004", 1)
         elif change != "step" and name.endswith(".json"):
-            record = json.loads(content)
-            record["accuracy"] = np.nextafter(record["accuracy"], 1) if change == "accuracy" else 40.0
+            record = json.loads(content) | ({"date": "2026-01-01"} if change == "day" else {})
+            if change != "day":
+                record["accuracy"] = np.nextafter(record["accuracy"], 1) if change == "accuracy" else 40.0
             files[name] = json.dumps(record).encode()
     found = again.again(files, tmp_path / change)
     # Three accuracies have a spread of their own; of equal ones (far) it is zero.
-    assert {one.outcome for one in found} == {"beyond" if change == "far" else "as another seed"}
+    outcome = {"day": "equal", "far": "beyond"}.get(change, "as another seed")
+    assert {one.outcome for one in found} == {outcome}
     assert change != "far" or ("beyond," in str(found[0]) and "4000.0 is recorded" in str(found[0]))
 
 

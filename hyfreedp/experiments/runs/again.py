@@ -25,7 +25,7 @@ SECONDS = 60.0  # of all of them together, as recorded
 DEVIATIONS = 5.0  # a larger difference, in standard deviations of that of two seeds, is "beyond"
 _ALIKE = ("method", "task", "model", "tuning")  # runs that agree in these fields are assumed to vary alike over seeds
 Outcome = Literal["equal", "as another seed", "beyond"]
-_OF_THE_MACHINE = ("seconds", "environment")  # entries of a record that differ between executions
+_OF_THE_MACHINE = ("seconds", "environment", "date")  # entries of a record that differ between executions
 
 
 @dataclass(frozen=True)
