@@ -162,10 +162,7 @@ class PrivacyEngine:
             if private:
                 check_delta(target_delta, sampler.num_records)
             clipping = _check_clipping(clipping, private)
-            terms = settings.releases(total) | {
-                "target_epsilon": target_epsilon,
-                "target_delta": target_delta,
-            }
+            terms = settings.releases(total) | {"target_epsilon": target_epsilon, "target_delta": target_delta}
             terms |= {"sample_rate": sampler.sample_rate, "records_per_person": records_per_person}
             plan = RunPlan(settings, calibrate_noise(**terms) if split is None else recounted(split, **terms))
             expected_batch_size = sampler.sample_rate * sampler.num_records

@@ -130,7 +130,7 @@ def choose(margin: Callable[[int], float], level: float, needed: float) -> float
     return level if place == begin else 2.0 ** (place / 32)
 
 
-def _margin(batch: StepBatch, pair: Tensor, floors: Tensor, std: float) -> float:
+def _margin(batch: StepBatch, pair: Tensor, floors: Tensor | None, std: float) -> float:
     """Release the margin between two rates, from the losses at both, shape (2, B); ``std`` is that of its noise."""
     if batch.noise_multiplier == 0:  # without privacy the margin is the difference of the mean losses
         former, latter = noisy_mean(batch.weighted(within_floats(pair)), math.inf, **batch.terms).tolist()
@@ -203,6 +203,7 @@ class LookedRate(RateLearner):
         present = [p.detach().clone() for p in self._parameters]
         ray, level, first = self._ray(present), self._level, self._first_eta
         std = float(loss_noise_std(VOTE_CLIP, batch.noise_multiplier, batch.expected_batch_size))  # of a margin's noise
+        floors: Tensor | None = None  # without privacy records do not vote
         losses: dict[int, Tensor] = {}
         margins: dict[int, float] = {}
 
@@ -216,8 +217,9 @@ class LookedRate(RateLearner):
             return margins[j]
 
         try:
-            self._set(self._start)
-            floors = FLOOR * batch.losses().double().abs()
+            if batch.noise_multiplier > 0:
+                self._set(self._start)
+                floors = FLOOR * batch.losses().abs()
             chosen = choose(margin, level, CLEAR_MARGIN * std)
         finally:
             self._set(present)
