@@ -48,7 +48,8 @@ class QuietKernel(AsyncKernelManager):
     file = Int(subprocess.DEVNULL, help="descriptor of the file").tag(config=True)
 
     async def start_kernel(self, **options: Any) -> None:  # type: ignore[override]  # as its superclass's is
-        await super().start_kernel(stdout=self.file, stderr=self.file, **options)
+        env = os.environ | {"OMP_NUM_THREADS": "1"}  # the last bit of a calibrated sigma, and all noise, depend on it
+        await super().start_kernel(stdout=self.file, stderr=self.file, env=env, **options)
 
 
 def sources(only: Sequence[str] = ()) -> list[Path]:
