@@ -184,7 +184,6 @@ def train(
 
 # -- our rule: a public start, and looks along the run -----------------------------------------------------------------
 
-
 LADDER = [2.0**octave for octave in range(5, -6, -1)]  # the rates that a look compares, as multiples of the first
 
 

@@ -126,11 +126,12 @@ class GradientEngine:
         """
         todo, done = partition.pieces[::-1], list[Piece]()
         again: Any = None  # the piece to compute again, the first alone or else the smallest; its losses and gradients
+        smallest = MOST_TOGETHER + 1  # its size, or 0 if it is alone
         while todo:
-            piece, result = todo.pop(), None
+            piece = todo.pop()
             decisions = Decisions(piece.path, piece.wanted)
             try:
-                result = self._mapped(loss, piece, decisions, partition.begin, trained)
+                computed = iter([(piece, self._mapped(loss, piece, decisions, partition.begin, trained))])
             except Regroup as regroup:
                 todo += regroup.pieces(piece)
                 continue
@@ -142,31 +143,32 @@ class GradientEngine:
                     todo.append(piece)
                     continue
                 reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-            if result is not None:
-                seen = todo or done or decisions.path or piece.group.has_values
-                if partition.checked and seen and (again is None or len(result[0]) < len(again[1])):
-                    again = piece, result[0], _summed(*result)
-                done.append(piece)
-                yield piece.rows, *result
-                continue
-            with unchanged(self.module, by_value=True):
-                for i in piece.positions.tolist():
-                    sample = Piece(piece.group.take(slice(i, i + 1)), decisions.path, alone=True)
-                    try:
-                        result = self._alone(loss, sample, decisions, partition.begin, trained)
-                    except Exception as error:  # a wrong loss raises its error again
-                        error.add_note(_CALLED)
-                        raise
-                    if partition.checked is not None and not (again and again[0].alone):
-                        again = sample, result[0], _summed(*result)
-                    done.append(sample)
-                    yield sample.rows, *result
-            if self.fallback_reason is None:
-                warnings.warn(SLOW.format(f"the loss does what cannot be mapped over them ({reason})"), stacklevel=6)
-            self.fallback_reason = reason
+                computed = self._one_by_one(loss, piece, decisions, partition.begin, trained, reason)
+            for part, (losses, gradients) in computed:
+                size = 0 if part.alone else len(losses)
+                seen = part.alone or (partition.checked and (todo or done or decisions.path or part.group.has_values))
+                if partition.checked is not None and seen and size < smallest:
+                    again, smallest = (part, losses, _summed(losses, gradients)), size
+                done.append(part)
+                yield part.rows, losses, gradients
         partition.pieces = done
         if again is not None:
             self._check_memoryless(loss, partition.begin, trained, *again)
+
+    def _one_by_one(self, loss: Loss, piece: Piece, known: Decisions, begin: Any, trained: Any, reason: str) -> Any:
+        """Yields each sample of a piece that cannot be mapped, and its result; the first time it warns of that."""
+        with unchanged(self.module, by_value=True):
+            for i in piece.positions.tolist():
+                sample = Piece(piece.group.take(slice(i, i + 1)), known.path, alone=True)
+                try:
+                    result = self._alone(loss, sample, known, begin, trained)
+                except Exception as error:  # a wrong loss raises its error again
+                    error.add_note(_CALLED)
+                    raise
+                yield sample, result
+        if self.fallback_reason is None:
+            warnings.warn(SLOW.format(f"the loss does what cannot be mapped over them ({reason})"), stacklevel=7)
+        self.fallback_reason = reason
 
     def _check_memoryless(self, loss: Loss, begin: Any, trained: Parameters, piece: Piece, *before: Tensor) -> None:
         """Refuse a loss in which Python code has kept something of a sample, seen by shape, in a decision, or alone.
