@@ -105,10 +105,8 @@ class LossSearch(RateLearner):
         Losses are clipped to [0, R_l]. So shift a loss that is often negative, such as a negative log-density.
         """
         eta, threshold = self.eta, self.loss_threshold
-        move(eta)
-        ahead = batch.losses()
-        move(-eta)
-        probed = torch.stack([ahead, here, batch.losses()])  # line 7
+        ahead, behind = (batch.losses(partial(move, distance)) for distance in (eta, -eta))
+        probed = torch.stack([ahead, here, behind])  # line 7
         private = privatize_loss(batch.weighted(probed), threshold, **batch.terms).tolist()
         batch.released()
         std = loss_noise_std(threshold, batch.noise_multiplier, batch.expected_batch_size)

@@ -207,19 +207,20 @@ class LookedRate(RateLearner):
         losses: dict[int, Tensor] = {}
         margins: dict[int, float] = {}
 
+        def losses_at(rate: float) -> Tensor:
+            return batch.losses(lambda: self._set(torch._foreach_add(self._start, ray, alpha=rate)))
+
         def margin(j: int) -> float:
             for i in (j, j + 1):
                 if i not in losses:
-                    self._set(torch._foreach_add(self._start, ray, alpha=LADDER[i]))
-                    losses[i] = batch.losses()
+                    losses[i] = losses_at(LADDER[i])
             if j not in margins:
                 margins[j] = _margin(batch, torch.stack([losses[j], losses[j + 1]]), floors, std)
             return margins[j]
 
         try:
             if batch.noise_multiplier > 0:
-                self._set(self._start)
-                floors = FLOOR * batch.losses().abs()
+                floors = FLOOR * batch.losses(lambda: self._set(self._start)).abs()
             chosen = choose(margin, level, CLEAR_MARGIN * std)
         finally:
             self._set(present)

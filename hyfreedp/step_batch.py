@@ -71,9 +71,10 @@ class StepBatch:
             values = engine.losses(_of_sample(weights, self.owners), self._new_pass())
             self.weights = check_weights(values.double())
 
-    def losses(self) -> Tensor:
-        """Losses at the model's current weights."""
+    def losses(self, move: Callable[[], None]) -> Tensor:
+        """Losses at the weights that ``move`` gives the model."""
         with self._processes.all_or_none():
+            move()
             return self._engine.losses(self.loss, replace(self._new_pass(), checked=None)).double()
 
     def add_gradients(self) -> tuple[Tensor, Tensor]:

@@ -16,6 +16,7 @@ import subprocess
 import sys
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import nullcontext
 from pathlib import Path
 from typing import NamedTuple
 from unittest import mock
@@ -305,6 +306,23 @@ def test_an_error_of_one_process_in_a_step_is_an_error_of_all(two, when, counted
     single, single_caught, _ = one_bad_loss(0, when=when, bad=0)
     assert single_caught[0] == "Refused"
     torch.testing.assert_close(first.weights, single.weights, rtol=1e-8, atol=1e-10)
+
+
+def no_memory_to_look(rank):
+    """Rank 1 has no memory left when its first look moves the weights."""
+    model, optimizer, loader = start(rank, target_epsilon=3.0, batch_size=41)
+    advance(model, optimizer, loader, 1)
+    moved = mock.patch.object(torch, "_foreach_add", side_effect=MemoryError) if rank else nullcontext()
+    with moved, pytest.raises((MemoryError, RuntimeError)) as caught:
+        advance(model, optimizer, loader, 2)
+    advance(model, optimizer, loader, 5)
+    return end(model, optimizer), caught.typename
+
+
+def test_an_error_where_a_look_moves_weights_is_an_error_of_all(two):
+    (first, theirs), (second, own) = two.run(no_memory_to_look)
+    assert (theirs, own) == ("RuntimeError", "MemoryError")
+    assert_one_run([first, second])
 
 
 def dies(rank):
