@@ -57,6 +57,8 @@ def test_a_claim_is_judged_by_the_interval_over_data_sets(effects, verdict):
     assert found.outcome == verdict and "(paper: +71." in found.number
     assert f"{np.mean(effects) - half:+.1f} to {np.mean(effects) + half:+.1f}" in found.number
     assert not any(claim.startswith("With BitFit") for claim in judged), "of BitFit there is no place here"
+    ours = judged[tables.OURS].number
+    assert ours.startswith("Fashion-MNIST +0.0 points, one") and "chose its constants: CIFAR-10 +0.0, GTSRB" in ours
 
 
 def test_the_best_grid_is_chosen_by_validation_accuracy_whatever_the_test_says():

@@ -14,6 +14,7 @@ from hyfreedp.experiments.benchmark import efficiency
 from hyfreedp.experiments.store import plots, verdicts
 from hyfreedp.experiments.store.paths import RESULTS, ROOT
 from hyfreedp.experiments.store.verdicts import Verdict
+from hyfreedp.experiments.studies import document_runs
 from hyfreedp.experiments.tables import control, image_classification, language_generation, looks, paper, small_tasks
 
 
@@ -67,6 +68,9 @@ def recomputed():
     found = pd.concat([control.compared(name) for name in profiles], ignore_index=True)
     decided = image_classification.judged(rows)
     yield "06_image_classification", [*decided, *control.cases(found), control.against_ours(found, rows)]
+    texts, curves = (pd.read_csv(RESULTS / "desktop" / f"{name}.csv") for name in ("language_generation", "documents"))
+    speeches = document_runs.judged(document_runs.rates(curves), "sentences of speeches")
+    yield "07_language_generation", language_generation.judged(texts.dropna(subset="accuracy")) + speeches
     times = pd.read_csv(RESULTS / "laptop" / "efficiency.csv")
     yield "08_efficiency", efficiency.judged(times, efficiency.beside_paper(paper.load("eff"), times, "cpu"))
     small = small_tasks.judged(small_tasks.gaps(pd.read_csv(RESULTS / "laptop" / "accuracy.csv")))
