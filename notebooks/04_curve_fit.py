@@ -559,7 +559,7 @@ verdict("04_curve_fit", [paper], parameters=parameters, inputs=["a run of preset
 # * The run begins at a rate that suits, and we look `reach` times as far as it steps.
 # * $R_l$ is the sum of the last released losses (the paper's "more conservative" choice), with a floor of 0.1. That clips little early in a run and, once a
 #   few hard samples carry the loss, nearly all that still changes: see the last step in section 2.
-# * Five losses have the noise that keeps the price of three; the paper does not say what noise its figure has.
+# * Five losses have the noise that keeps the price of three; the paper does not say what noise its figure has. Soundly counted, a loss here has [nine times the noise at the paper's scale](../docs/verdicts.md#the-noise-of-a-loss); [notebook 11](reports/11_parabolas.ipynb) has both.
 #
 # There is something that even a perfect parabola cannot tell: the bottom along *one* step is not the best rate of a *run*. A rule that follows $b/a$ weighs the noise of a step against
 # the progress of that step alone. But later steps at smaller rates can remove the noise. This is the short-horizon bias of Wu et al. (2018). Section 4 shows what
