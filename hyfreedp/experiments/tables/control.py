@@ -16,7 +16,7 @@ from hyfreedp.experiments.runs.cells import reader, run_cells, tabulate
 from hyfreedp.experiments.runs.spec import Spec
 from hyfreedp.experiments.store.files import write_csv
 from hyfreedp.experiments.store.paths import RESULTS
-from hyfreedp.experiments.store.verdicts import COMPARABLE, Verdict, means_in_words, over_data_sets
+from hyfreedp.experiments.store.verdicts import COMPARABLE, Verdict, means_in_words, over_data_sets, span
 from hyfreedp.experiments.tables.image_classification import CHOSEN_HERE, CLOSE, OURS, data_set, within_reach
 from hyfreedp.experiments.tables.plan import CELL, SCALES, TABLE
 
@@ -75,8 +75,8 @@ def cases(found: pd.DataFrame) -> list[Verdict]:
         for start, part in (("0.0001", first), ("the best first rate tried", best)):
             if len(part):
                 outcome, number = over_data_sets(part.set_index(part.task.map(data_set)).points, COMPARABLE)
-                spent = part.groupby("epsilon").epsilon_true.max()
-                number += f"; spends {', '.join(f'{true:.2f} for {e:g}' for e, true in spent.items())}"
+                spent = part.groupby("epsilon").epsilon_true.agg(lambda true: span(list(true), ".2f"))
+                number += f"; spends {', '.join(f'{true} for {e:g}' for e, true in spent.items())}"
                 told.append(Verdict(CLOSE, outcome, number, case=f"from {start}, {way}"))
     return told
 
@@ -91,7 +91,7 @@ def against_ours(found: pd.DataFrame, rows: pd.DataFrame) -> Verdict:
     best.index = pd.Index([data_set(task) for task in best.task])
     number = f"{means_in_words(best.points)}; {CHOSEN_HERE}"
     for one in best[(best.accuracy > best.grid) & (best.points < 0)].itertuples():
-        number += f"; {one.Index}, {one.model}, {one.tuning}, epsilon = {one.epsilon:g}: HyFreeDP from "
+        number += f"; {one.Index}, {one.model[:3]}, {one.tuning}, epsilon = {one.epsilon:g}: HyFreeDP from "
         number += f"{one.first_rate:g} has {one.accuracy:.1f} %, the search {one.grid:.1f}, preset robust "
         number += f"{one.hyfreedp_robust:.1f}"
     return Verdict(OURS, "not shown", number, "ours", "beside HyFreeDP from the best first rate tried")
