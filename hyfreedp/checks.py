@@ -11,7 +11,7 @@ from typing import Any, get_args
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 
@@ -157,12 +157,3 @@ def _check_unwrapped(module: nn.Module) -> None:
     for name, parameter in module.named_parameters():
         if is_of("torch.distributed.tensor", parameter):
             raise ValueError(f"module must be whole on every process, but parameter {name!r} is a DTensor")
-
-
-def check_weights(weights: Tensor) -> Tensor:
-    """``weights``; ValueError unless all are in [0, 1], since the noise is for samples that count at most once."""
-    if not bool(((weights >= 0) & (weights <= 1)).all()):
-        raise ValueError(
-            "weights must be in [0, 1], got one outside: divide all by the largest possible, whoever is in the data"
-        )
-    return weights

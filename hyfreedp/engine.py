@@ -155,7 +155,12 @@ class PrivacyEngine:
             total = sampler.horizon = _run_length(epochs, steps, sampler.steps_per_epoch)
             settings = resolve(preset, changes, total)
             check_model(module, optimizer)
-            _check_device(device)
+            if not computes_noise(device):
+                raise ValueError(
+                    "module must be where float64 and 64-bit integers are computed as on the CPU, as losses and noise "
+                    f"are, but {device.type!r} failed that test (MPS has no float64): call module.to('cpu') before "
+                    "making the optimizer"
+                )
             if not module.training:
                 raise ValueError("module must be in train mode: call module.train() first")
             private = math.isfinite(check_number("target_epsilon", target_epsilon))
@@ -271,15 +276,6 @@ def _run_length(epochs: int | None, steps: int | None, steps_per_epoch: int) -> 
         most = MOST_STEPS // steps_per_epoch
         return check_count("epochs", epochs, 1, most, "the most accounted for") * steps_per_epoch
     return check_count("steps", steps, 1)
-
-
-def _check_device(device: torch.device) -> None:
-    """Refuse a model on an accelerator that does not compute the same noise as the CPU."""
-    if not computes_noise(device):
-        raise ValueError(
-            "module must be where float64 and 64-bit integers are computed as on the CPU, as losses and noise are, but "
-            f"{device.type!r} failed that test (MPS has no float64): call module.to('cpu') before making the optimizer"
-        )
 
 
 def _check_clipping(clipping: Clipping | None, private: bool) -> Clipping:

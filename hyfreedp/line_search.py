@@ -22,9 +22,6 @@ StepRule = Literal["gen", "literal"]
 LossThresholdRule = Literal["sum", "previous"]
 
 
-# -- from a noisy parabola to the next rate ----------------------------------------------------------------------------
-
-
 class StepDecision(NamedTuple):
     """What a step rule decides: the next ``eta``, whether it used the fit, and why."""
 
@@ -60,9 +57,6 @@ def gen(fit: QuadraticFit, eta: float, *, smoothing: float = 0.1) -> StepDecisio
 # "in practice"), or the one at w (Alg. 1, line 8).
 THRESHOLD_RULES: dict[str, Callable[[list[float]], float]] = {"sum": sum, "previous": lambda losses: losses[1]}
 LOSS_THRESHOLD_RANGE = 0.1, 20.0  # to which R_l is clamped, since both published rules can diverge
-
-
-# -- the line search ---------------------------------------------------------------------------------------------------
 
 
 class LossSearch(RateLearner):

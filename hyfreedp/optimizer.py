@@ -85,8 +85,6 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
         self._process_id = os.getpid()
         self._loss_compared = False  # whether check_plain_loss is done
 
-    # -- Algorithm 1 ---------------------------------------------------------------------------------------------------
-
     @run_step_hooks
     def step(self, loss: Loss, batch: Any, *, weights: Weights = None) -> StepRecord:  # type: ignore[override]
         """One step of Algorithm 1 on one Poisson batch: gradient, look or probe, update. Threat model: WR.
@@ -211,8 +209,6 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
     def _clear(self) -> None:
         self._base.clear_gradients()
         self.gradient_engine.clear()
-
-    # -- the state of a run --------------------------------------------------------------------------------------------
 
     @property
     def history(self) -> list[dict[str, Any]]:

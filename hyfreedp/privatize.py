@@ -42,8 +42,7 @@ def privatize_gradient(
         clipped_sums: one tensor per parameter, float32 or float64.
         noise_multiplier: sigma_g >= 0. The noise of each number has standard deviation ``sigma_g * sensitivity``.
         sensitivity: largest L2 norm of one sample's clipped gradient, over all parameters together.
-        expected_batch_size: sample rate times the number of records, never the size of the actual batch.
-        generator: source of the noise; None: a new one, seeded by the operating system.
+        expected_batch_size, generator: as in :func:`privatize_loss`.
     """
     if noise_multiplier > 0:
         as_generator(generator).add_noise(clipped_sums, noise_multiplier * sensitivity)

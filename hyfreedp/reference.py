@@ -273,9 +273,8 @@ class Looks:
         def margin(j: int) -> float:
             """The private margin of rate j over rate j + 1, the next lower; released when first needed."""
             if j not in margins and sigma:
-                margins[j] = private([votes(losses[j], losses[j + 1], floors, steepness)], sigma, 1.0, B, noise)[0][
-                    0
-                ].item()
+                voted = votes(losses[j], losses[j + 1], floors, steepness)
+                margins[j] = private([voted], sigma, 1.0, B, noise)[0][0].item()
             elif j not in margins:  # without privacy, the difference of the mean losses
                 margins[j] = (math.fsum(finite(losses[j + 1])) - math.fsum(finite(losses[j]))) / B
             return margins[j]

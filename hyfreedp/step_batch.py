@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from hyfreedp.accounting import PrivacyLedger
-from hyfreedp.checks import check_type, check_weights
+from hyfreedp.checks import check_type
 from hyfreedp.data.batches import Loss, PhysicalBatchSize, Records
 from hyfreedp.gradients.engine import GradientEngine, one_number
 from hyfreedp.gradients.per_sample import widened
@@ -66,10 +66,14 @@ class StepBatch:
         self._passes = 0  # the number of passes so far; each has its own random numbers
         self.partition = Partition.of(batch, max_physical_batch_size)  # with which each pass begins
         self.weights = None  # float64, shape (B,), on the model's device; None if all are 1
-        if weights is not None:
-            check_type("weights", weights, Callable, "a function of one record, as lambda record: of_class[record[1]]")
-            values = engine.losses(_of_sample(weights, self.owners), self._new_pass())
-            self.weights = check_weights(values.double())
+        if weights is None:
+            return
+        check_type("weights", weights, Callable, "a function of one record, as lambda record: of_class[record[1]]")
+        self.weights = engine.losses(_of_sample(weights, self.owners), self._new_pass()).double()
+        if not bool(((self.weights >= 0) & (self.weights <= 1)).all()):  # the noise is for samples that count once
+            raise ValueError(
+                "weights must be in [0, 1], got one outside: divide all by the largest possible, whoever is in the data"
+            )
 
     def losses(self, move: Callable[[], None]) -> Tensor:
         """Losses at the weights that ``move`` gives the model."""

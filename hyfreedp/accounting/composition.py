@@ -89,9 +89,6 @@ def shares(split: NoiseSplit, *, coarseness: int = 1) -> dict[str, float]:
     return {name: cost(split, part, coarseness=coarseness) for name, part in parts.items()}
 
 
-# -- several runs, and zCDP --------------------------------------------------------------------------------------------
-
-
 def epsilon_of_runs(runs: Iterable[tuple[NoiseSplit, int]], delta: float) -> float:
     """Epsilon at ``delta`` of several runs together, each given by its split and the number of steps made.
 

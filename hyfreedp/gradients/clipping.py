@@ -89,9 +89,9 @@ def bounded_factors(clipping: Clipping, norms: Tensor, sensitivity: float) -> Te
         factors = clipping.factors(norms)
     else:
         parts = [copy.deepcopy(clipping).factors(norm.clone()) for norm in norms.split(1)]
-        wrong = next((tuple(part.shape) for part in parts if part.shape != (1,)), None)
-        if wrong is not None:
-            raise ValueError(f"clipping must give one factor for each norm, shape (1,), got {wrong}")
+        for part in parts:
+            if part.shape != (1,):
+                raise ValueError(f"clipping must give one factor for each norm, shape (1,), got {tuple(part.shape)}")
         factors = torch.cat(parts)
     largest = sensitivity / norms.clamp(min=_SMALLEST_NORM)  # for an infinite norm 0, or NaN if sensitivity is inf
     return factors.clamp(-largest, largest).nan_to_num(0.0)

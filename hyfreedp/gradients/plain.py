@@ -69,7 +69,10 @@ def check_plain_loss(engine: GradientEngine, loss: Loss, partition: Partition, k
         broken = 0 < finite < len(alone) or (not finite and not bool(plain.isfinite().all()))
         if broken or not _same(plain, batch_loss(all_rows, key + b"again"), 1e-6):
             return True  # a record's loss is not finite, or the loss draws random numbers
-        for rows in [[i, j] for i in all_rows for j in all_rows[i:]] if len(plain) == 1 and finite else [all_rows]:
+        compared = [all_rows]
+        if len(plain) == 1 and finite:
+            compared = [[i, j] for i in all_rows for j in all_rows[i:]]
+        for rows in compared:
             value, theirs = batch_loss(rows), alone[rows]
             slack = 1e-5 + 1e-3 * theirs.abs().max()  # one number within their range may be their weighted mean
             if value is not None and (len(value) > 1 or not theirs.min() - slack <= value <= theirs.max() + slack):

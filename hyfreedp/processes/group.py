@@ -129,22 +129,8 @@ def _from_difference(*texts: str) -> list[str]:
 @torch.no_grad()
 def _in_buckets(tensors: Iterable[Tensor], collective: Callable[[Tensor], Any]) -> None:
     """Apply an in-place collective operation to any tensors, in few messages."""
-    for bucket in _buckets(tensors):
+    for bucket in torch._utils._take_tensors(tensors, BUCKET_BYTES):  # each of one type and device
         flat = torch.cat([tensor.reshape(-1) for tensor in bucket])
         collective(flat)
         for tensor, part in zip(bucket, flat.split([tensor.numel() for tensor in bucket]), strict=True):
             tensor.copy_(part.view_as(tensor))
-
-
-def _buckets(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
-    """Groups of tensors of one type and device, of at most ``BUCKET_BYTES`` together, or a single larger tensor."""
-    open_buckets: dict[Any, list[Tensor]] = {}
-    sizes: dict[Any, int] = {}
-    for tensor in tensors:
-        kind = tensor.dtype, tensor.device
-        sizes[kind] = sizes.get(kind, 0) + tensor.nbytes
-        if kind in open_buckets and sizes[kind] > BUCKET_BYTES:
-            yield open_buckets.pop(kind)
-            sizes[kind] = tensor.nbytes
-        open_buckets.setdefault(kind, []).append(tensor)
-    yield from open_buckets.values()
