@@ -25,7 +25,7 @@ LAYERS = [
     {"gradients.isolation"},
     {"gradients.mapped"},
     {"gradients.rules", "gradients.compositions", "processes.same_records", "pytorch.checkpoint"},
-    {"gradients.attention", "gradients.convolution", "gradients.recurrent"},
+    {"gradients." + name for name in ("convolution", "functions", "questions", "recurrent")},
     {"gradients.engine"},
     {"gradients", "step_batch"},
     {"gradients.plain", "learner", "data.sampling"},
@@ -36,7 +36,7 @@ LAYERS = [
     {"__init__"},
     {"experiments", "integrations"},
 ]
-BUDGET = 9238  # lines of the core, all but the experiments; it may fall
+BUDGET = 9237  # lines of the core, all but the experiments; it may fall
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 MODULES = sorted(PACKAGE.rglob("*.py"))
 

@@ -16,13 +16,14 @@ from torch import Tensor, nn
 from hyfreedp.checks import check_count
 from hyfreedp.data.batches import Loss
 from hyfreedp.errors import Refused
-from hyfreedp.gradients import attention, compositions, convolution, functorch, recurrent, rules  # noqa: F401, registers
+from hyfreedp.gradients import compositions, convolution, functions, questions, recurrent, rules  # noqa: F401
 from hyfreedp.gradients.clipping import Clipping, bounded_factors
+from hyfreedp.gradients.functorch import backward
 from hyfreedp.gradients.guard import unchanged
 from hyfreedp.gradients.isolation import SingleSample, masks_traced
-from hyfreedp.gradients.mapped import Gradients, Pass, Unmappable
+from hyfreedp.gradients.mapped import Gradients, Pass
 from hyfreedp.gradients.per_sample import MEMORY_BUDGET, Instantiated, PerSampleGradients, sum_in_blocks, widened
-from hyfreedp.gradients.pieces import MOST_TOGETHER, SLOW, Decisions, Partition, Piece, Regroup
+from hyfreedp.gradients.pieces import MOST_TOGETHER, SLOW, Decisions, Partition, Piece, Regroup, Unmappable
 from hyfreedp.gradients.validate import check_module
 from hyfreedp.noise.random_states import random_states_kept
 from hyfreedp.pytorch.devices import without_autocast
@@ -117,8 +118,6 @@ class GradientEngine:
         self._sums.clear()
         self.sensitivity = self.clipping.sensitivity
 
-    # -- pieces --------------------------------------------------------------------------------------------------------
-
     def _each(self, loss: Loss, partition: Partition, trained: Parameters = ()) -> Generator[Any, None, None]:
         """Yields for each piece the positions of its samples in the batch, their losses (n,) and gradients.
 
@@ -199,7 +198,7 @@ class GradientEngine:
         return losses.detach()[chosen], {p: g.select(chosen) for p, g in gradients.items()}
 
     def _alone(self, loss: Loss, piece: Piece, known: Decisions, begin: Any, trained: Parameters) -> Computed:
-        """The loss (1,) and gradients of a piece of one sample, by plain autograd."""
+        """The loss (1,) and gradients of a sample by autograd, with random numbers by which it decides as known."""
         for attempt in range(1, _MAX_ATTEMPTS + 1):
             begin(piece, attempt)
             decisions = Decisions(known.path if attempt < _MAX_ATTEMPTS else ())
@@ -212,7 +211,7 @@ class GradientEngine:
         if not trained or not value.requires_grad:
             return value.detach(), {}
         with unchanged(self.module), masks_traced(), mode:
-            gradients = zip(trained, functorch.backward(value, trained), strict=True)
+            gradients = zip(trained, backward(value, trained), strict=True)
         return value.detach(), {p: Instantiated(g[None]) for p, g in gradients if g is not None}
 
     def _add_clipped(self, gradients: Gradients, weights: Tensor | None) -> Tensor:

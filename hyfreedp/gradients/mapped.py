@@ -1,13 +1,13 @@
 """Maps a loss over samples: the result for one sample cannot depend on another, since the loss sees only one.
 
 The loss runs once, within a level of ``torch.vmap``, where each tensor of the batch looks like that of one sample. A
-``TorchFunctionMode`` intercepts every torch operation in it:
+``TorchFunctionMode`` intercepts every torch operation in it, and leaves to functorch what it does not replace:
 
 * *Known layers* have a rule, see :mod:`hyfreedp.gradients.rules`. It computes the layer on the underlying tensor
   (B, ...), whose dimension 0 is the samples, and keeps what the parameters' gradients need.
 * *Other uses* of a parameter of shape S get a copy for each sample: a leaf (B, *S), whose gradient is per sample.
 * *Decisions of Python* (``if mask.all()``, ``.item()``) are answered if all samples agree, see
-  :mod:`hyfreedp.gradients.pieces`.
+  :mod:`hyfreedp.gradients.questions`.
 
 One backward pass outside of the map then gives all gradients. It also asks for gradients of the parameters themselves.
 If there is one, a parameter was used where nothing was intercepted (in a script, say), and the map is rejected.
@@ -20,9 +20,8 @@ from functools import lru_cache
 from typing import Any
 
 import torch
-import torch.utils.checkpoint
 from torch import Tensor, nn
-from torch.autograd.function import Function, FunctionCtx, once_differentiable
+from torch.autograd.function import Function, once_differentiable
 from torch.utils._device import DeviceContext
 from torch.utils._pytree import tree_map
 
@@ -31,7 +30,7 @@ from hyfreedp.gradients import functorch, operations
 from hyfreedp.gradients.functorch import Level, is_wrapped
 from hyfreedp.gradients.isolation import Isolated
 from hyfreedp.gradients.per_sample import Instantiated, PerSampleGradients
-from hyfreedp.gradients.pieces import Decisions, Regroup
+from hyfreedp.gradients.pieces import Decisions, Regroup, Unmappable
 from hyfreedp.gradients.tables import add_uses
 from hyfreedp.pytorch.devices import without_autocast
 
@@ -39,37 +38,53 @@ Gradients = dict[nn.Parameter, PerSampleGradients]
 Call = Callable[[Tensor], Tensor]
 Backward = Callable[[Any, Tensor, bool], Tensor | None]
 
-_SAVES_INPUTS: Any = getattr(torch.utils.checkpoint, "_NoopSaveInputs", object)  # before torch 2.12
-_RULES: dict[Any, Callable[..., Any]] = {}  # by torch function, see hyfreedp.gradients.rules
-_COMPOSED: dict[Any, Callable[..., Any]] = {}
+_REPLACEMENTS: dict[Any, list[Callable[..., Any]]] = {}  # by torch function, in order
 
 
-def rule(*functions: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Decorator: the replacement of torch functions, which is called with the pass, the function and its arguments.
+def replaces(*functions: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorator: what a pass calls in place of torch functions, with itself, the function and its arguments.
 
-    It is called outside of the level, and returns the output as a sample's tensor, or NotImplemented.
+    It returns the result, or NotImplemented: then the next replacement is tried, and functorch if there is none.
     """
 
     def register(replacement: Callable[..., Any]) -> Callable[..., Any]:
-        _RULES.update(dict.fromkeys(functions, replacement))
+        for function in functions:
+            _REPLACEMENTS.setdefault(function, []).append(replacement)
         return replacement
 
     return register
 
 
+def rule(*functions: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorator: as :func:`replaces`, but called outside of the level, and not within a map of the loss's own."""
+
+    def register(replacement: Callable[..., Any]) -> Callable[..., Any]:
+        def outside(one_pass: Pass, *args: Any, **kwargs: Any) -> Any:
+            if not one_pass.level.is_innermost():
+                return NotImplemented
+            with one_pass.level.left():
+                return replacement(one_pass, *args, **kwargs)
+
+        return replaces(*functions)(outside)
+
+    return register
+
+
 def composed(replacement: Callable[..., Any], *functions: Any) -> None:
-    """Register a replacement of torch functions that calls other torch functions, or returns NotImplemented."""
-    _COMPOSED.update(dict.fromkeys(functions, replacement))
+    """Register a replacement that gets the arguments alone, and calls other torch functions, which are intercepted."""
+
+    def within(one_pass: Pass, _: Any, *args: Any, **kwargs: Any) -> Any:
+        with one_pass:
+            return replacement(*args, **kwargs)
+
+    for function in functions:
+        _REPLACEMENTS.setdefault(function, []).insert(0, within)  # before a rule, whose arguments it may refuse
 
 
 @lru_cache
 def _is_ordinary(func: Any) -> bool:
-    """Whether an operation has no rule and needs nothing special, so that functorch maps it."""
-    return func not in _RULES and func not in _COMPOSED and operations.is_ordinary(func)
-
-
-class Unmappable(RuntimeError):
-    """The loss does something that cannot be mapped, so its samples are computed one at a time."""
+    """Whether an operation has no replacement and needs nothing special, so that functorch maps it."""
+    return func not in _REPLACEMENTS and operations.is_ordinary(func)
 
 
 class Pass(Isolated):
@@ -107,8 +122,6 @@ class Pass(Isolated):
         self.copied: list[tuple[Tensor, int]] = []  # tensors of which one should be a view of another; their versions
         self.checkpoints = False  # whether the model recomputes activations (gradient checkpointing)
 
-    # -- forward -------------------------------------------------------------------------------------------------------
-
     def losses(self, loss: Callable[[Sequence[Tensor]], Tensor], tensors: Sequence[Tensor]) -> Tensor:
         """The losses (B,) of samples, of which sample i gets row i of each of the ``tensors``.
 
@@ -124,15 +137,11 @@ class Pass(Isolated):
             value = loss([self.of_sample(t) for t in copies])
         if (values := self.samples(value)) is None:
             raise Unmappable("the loss belongs to a map within")
-        self._check_memory()
-        return values
-
-    def _check_memory(self) -> None:
-        """Regroup, in pieces that fit, if the copies of parameters need more memory than there is."""
         copied = sum(copy.numel() * max(4, copy.element_size()) for copy in self._copies.values())
         if copied > self.memory_budget and self.level.size > 1:
             fitting = max(1, int(self.level.size * self.memory_budget / copied))
             raise Regroup(lambda piece: piece.cut(fitting))
+        return values
 
     def of_sample(self, samples: Tensor) -> Tensor:
         """The tensor (B, ...) as code within the map sees it: as a sample's tensor (...) of this pass."""
@@ -196,8 +205,8 @@ class Pass(Isolated):
                 del raised  # its traceback would keep this frame, and all tensors of the pass, alive
 
     def _intercept(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        if functorch.saved_hooks(False) is not None or functorch.dispatch_modes() > 0:
-            self._check_hooks()
+        """The result of an operation of the loss, by a replacement that takes it, or else by functorch."""
+        self._check_hooks()
         self.check_random_numbers(*args, *kwargs.values())
         args = self.with_sizes(func, args)
         given = operations.tensors_in(*args, *kwargs.values())
@@ -206,40 +215,26 @@ class Pass(Isolated):
         trained = not self.trained.keys().isdisjoint(map(id, given))
         if not trained and _is_ordinary(func) and "out" not in kwargs and not operations.calls_back(args, kwargs):
             return self._marked(func(*args, **kwargs))
-        if func in operations.DECISIONS and is_wrapped(given[0]):
-            return self._decided(*operations.asked(func, *args, **kwargs))
-        if func is functorch.custom_function_call and args[0] is not _SAVES_INPUTS and self.level.is_innermost():
-            return self._applied(*args, **kwargs)
-        if (composed := _COMPOSED.get(func)) is not None:
-            with self:  # intercepts what it calls
-                result = composed(*args, **kwargs)
-            if result is not NotImplemented:
-                return result
-        if (rule := _RULES.get(func)) is not None and self.level.is_innermost():
-            with self.level.left():
-                result = rule(self, func, *args, **kwargs)
+        for replacement in _REPLACEMENTS.get(func, ()):
+            result = replacement(self, func, *args, **kwargs)
             if result is not NotImplemented:
                 return result
         return self._by_functorch(func, args, kwargs, trained)
 
+    def _check_hooks(self) -> None:
+        """Unmappable if a mode or hooks would see the tensors of all samples; notes the hooks of a checkpoint."""
+        if functorch.dispatch_modes() > 0:
+            raise Unmappable("a TorchDispatchMode")
+        if (hooks := functorch.saved_hooks(False)) is None:
+            return
+        if getattr(hooks[0], "__module__", "") != "torch.utils.checkpoint":
+            raise Unmappable("hooks on saved tensors")
+        self.checkpoints = True
+
     def _by_functorch(self, func: Any, args: Any, kwargs: dict[str, Any], trained: bool) -> Any:
-        """The result of an operation without a rule; ``trained``: whether some arguments are trained parameters."""
-        # Questions about a tensor, which functorch would answer for the tensor of all samples, or wrongly.
-        if func in operations.REQUIRES_GRADIENT:
-            has = functorch.requires_gradient(args[0])
-            if func == operations.HAS_GRADIENT:
-                return has
-            if args[1:] == (has,) or (self.level.holds(args[0]) and args[1:] in ((), (True,))):
-                return args[0]  # a sample's tensors have gradients anyway
-        if func in operations.MEMORY_LAYOUT and is_wrapped(args[0]):  # answered for a contiguous tensor of one sample
-            args[0]._told_contiguous = True
-            return func(torch.empty(args[0].shape, device="meta"), *args[1:], **kwargs)
+        """The result of an operation without replacement; ``trained``: whether arguments are trained parameters."""
         if trained and getattr(func, "__name__", "") == "__get__" and not isinstance(result := func(*args), Tensor):
             return result  # a size or a type
-        # Operations that compute something.
-        if args and args[0] is _SAVES_INPUTS:  # a checkpoint that saves its inputs
-            with self.level.left():
-                return args[0].apply(*args[1:])
         self._check_mappable(func, args, kwargs, trained)
         if isinstance(out := kwargs.get("out"), Tensor):  # which functorch cannot map
             with self:
@@ -248,7 +243,7 @@ class Pass(Isolated):
                     raise Unmappable("out= of another shape")
                 return out.copy_(result)
         if trained:
-            args, kwargs = self._repeated(tuple(args)), self._repeated(kwargs)
+            args, kwargs = self.repeated(tuple(args)), self.repeated(kwargs)
         result = func(*args, **kwargs)
         if self._own_factories and func in operations.FACTORIES and not is_wrapped(result):
             with self.level.left():
@@ -268,14 +263,6 @@ class Pass(Isolated):
         if (why := operations.why_unmappable(func, args, kwargs)) is not None:
             raise Unmappable(why)
 
-    def _check_hooks(self) -> None:
-        """Unmappable if a mode or hooks would see the tensors of all samples; notes the hooks of a checkpoint."""
-        if functorch.dispatch_modes() > 0:
-            raise Unmappable("a TorchDispatchMode")
-        if getattr(functorch.saved_hooks(False)[0], "__module__", "") != "torch.utils.checkpoint":
-            raise Unmappable("hooks on saved tensors")
-        self.checkpoints = True
-
     def check(self, t: Any) -> None:
         """Refuse a tensor of another pass, wrapped ones too. (functorch reuses its numbers of levels.)"""
         while not self.is_own(t) and is_wrapped(t):
@@ -283,45 +270,11 @@ class Pass(Isolated):
                 raise Unmappable("what no operation of torch shows, as a compiled script")
             t = functorch.unwrapped(t)
 
-    def _decided(self, func: Any, x: Tensor, arguments: Any, named: Any) -> Any:
-        """The common answer of all samples to a decision."""
-        if not self.level.is_innermost() or not self.level.holds(x):
-            raise Unmappable("a decision within a map")
-        with self.level.left():
-            result = func(self.decisions.answer(self.level.samples(x)), *arguments, **named)
-        for t in operations.tensors_in(result):
-            self.mark(t)
-        return result
-
-    def _applied(self, function: Any, *args: Any) -> Any:
-        """The outputs of a ``torch.autograd.Function``, whose forward and backward see one sample, with such a ctx."""
-        own: Any = FunctionCtx()
-        args = self._repeated(args)
-        inputs = [self.samples(t) if is_wrapped(t) or getattr(t, "requires_grad", False) else None for t in args]
-        own.needs_input_grad = tuple(x is not None and x.requires_grad for x in inputs)
-        with torch.no_grad(), self:
-            if function.setup_context is Function.setup_context:
-                outputs = function.forward(own, *args)
-            else:
-                outputs = function.forward(*args)
-                function.setup_context(own, args, outputs)
-        returned = operations.tensors_in(outputs)
-        twice = len({id(t) for t in returned}) < len(returned)
-        if hasattr(own, "dirty_tensors") or getattr(function, "boxed_grads_call", False) or twice:
-            raise Unmappable(f"{function.__name__}, which writes into its inputs, returns one twice, or gets lists")
-        if not torch.is_grad_enabled():
-            return outputs
-        several = isinstance(outputs, tuple)
-        with self.level.left():
-            rows = _Function.apply(self, function, own, outputs if several else (outputs,), *inputs)
-        found = tuple(self.of_sample(y) if isinstance(y, Tensor) else y for y in rows)
-        return found if several else found[0]
-
-    def _repeated(self, arg: Any) -> Any:
+    def repeated(self, arg: Any) -> Any:
         """The argument, in which trained parameters are replaced by their per-sample copies."""
         if self.is_trained(arg):
             return self.of_sample(self._copy(arg))
-        return tree_map(self._repeated, arg) if isinstance(arg, (tuple, list, dict)) else arg
+        return tree_map(self.repeated, arg) if isinstance(arg, (tuple, list, dict)) else arg
 
     def _copy(self, p: Tensor) -> Tensor:
         """The per-sample copy of a parameter: an expanded leaf (B, *S), so that only its gradient takes memory."""
@@ -390,37 +343,3 @@ class _Layer(Function):
         with ctx.one_pass.level.left():
             x = saved[0].detach() if saved else None  # detached, so that gradients keep no graph alive
             return None, None, None, None, ctx.backward_of(x, g, ctx.needs_input_grad[4]), None
-
-
-class _Function(Function):
-    """Joins the outputs of a Function of the loss to its inputs, see :meth:`Pass._applied`."""
-
-    @staticmethod
-    def forward(ctx: Any, one_pass: Any, function: Any, own: Any, outputs: Any, *inputs: Tensor | None) -> Any:
-        ctx.one_pass, ctx.function, ctx.own = one_pass, function, own
-        ctx.shapes = [None if x is None else x.shape[1:] for x in inputs]
-        saved, fixed = (vars(own).pop(name, ()) for name in ("to_save", "non_differentiable"))
-        for t in operations.tensors_in(saved, outputs):
-            one_pass.check(t)
-        ctx.mapped = [is_wrapped(t) for t in saved]
-        ctx.save_for_backward(*(one_pass.level.samples(t).detach() if is_wrapped(t) else t for t in saved))
-        ctx.set_materialize_grads(vars(own).get("materialize_grads", True))
-        rows = list(outputs)
-        for i, y in enumerate(outputs):
-            if isinstance(y, Tensor):
-                rows[i] = one_pass.samples(y).detach() if is_wrapped(y) else one_pass.samples(y).clone()
-        ctx.mark_non_differentiable(*(rows[i] for i, y in enumerate(outputs) if any(y is one for one in fixed)))
-        return tuple(rows)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor | None) -> Any:
-        one_pass, own, saved = ctx.one_pass, ctx.own, zip(ctx.saved_tensors, ctx.mapped, strict=True)
-        own.saved_tensors = tuple(one_pass.of_sample(t) if mapped else t for t, mapped in saved)
-        with nullcontext() if one_pass.checkpoints else one_pass.entered():
-            found = ctx.function.backward(own, *(g if g is None else one_pass.of_sample(g) for g in gradients))
-            pairs = zip(found if isinstance(found, tuple) else (found,), ctx.shapes, strict=False)
-            summed = [None if g is None or shape is None else g.sum_to_size(shape) for g, shape in pairs]
-        del own.saved_tensors
-        with one_pass.level.left():
-            return None, None, None, None, *(g if g is None else one_pass.samples(g).detach() for g in summed)

@@ -62,10 +62,11 @@ def asked(func: Any, input: Tensor, *arguments: Any, **named: Any) -> tuple[Any,
 
 
 def is_ordinary(func: Any) -> bool:
-    """Whether an operation only computes a result from its arguments, so that functorch can map it."""
-    known = func in DECISIONS | FACTORIES | MEMORY_LAYOUT | REQUIRES_GRADIENT or isinstance(func, OpOverload)
-    described = getattr(func, "__name__", "__get__") not in ("__get__", "apply", "custom_function_call")
-    return described and not known and not _is_in_place(func) and _why_never_mappable(func) is None
+    """Whether an operation that nothing replaces only computes a result from its arguments; functorch can map it."""
+    name = getattr(func, "__name__", "__get__")
+    if func in FACTORIES or isinstance(func, OpOverload) or name in ("__get__", "apply"):
+        return False
+    return not _is_in_place(func) and _why_never_mappable(func) is None
 
 
 def written(func: Any, args: Any, kwargs: dict[str, Any]) -> list[Tensor]:

@@ -30,6 +30,10 @@ class Regroup(Exception):
         self.pieces = pieces
 
 
+class Unmappable(RuntimeError):
+    """The loss does something that cannot be mapped, so its samples are computed one at a time."""
+
+
 class Decisions:
     """The answers that the samples of one pass have in common.
 

@@ -5,7 +5,6 @@ layer on the tensors (B, ...) behind the samples' tensors. Rules are for speed o
 copy for each sample, which is as fast for positions or scales. CONTRIBUTING.md says how to add one.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hyfreedp.gradients.functorch import is_wrapped
-from hyfreedp.gradients.mapped import Pass, Unmappable, composed, rule
+from hyfreedp.gradients.mapped import Pass, rule
 from hyfreedp.gradients.per_sample import Instantiated, products, sum_to, widened
 from hyfreedp.gradients.tables import EmbeddingRows
 
@@ -32,9 +31,6 @@ def samples_if_frozen(one_pass: Pass, x: Any, *parameters: Any) -> Tensor | None
     """The samples (B, ...) of x, if no parameter is trained; else None. (functorch would decompose some layers.)"""
     frozen = not any(is_wrapped(p) or one_pass.is_trained(p) for p in parameters)
     return one_pass.level.samples(x) if frozen and one_pass.level.holds(x) and x.dim() > 0 else None
-
-
-# -- linear maps -------------------------------------------------------------------------------------------------------
 
 
 @rule(F.linear)
@@ -74,9 +70,6 @@ def _product(one_pass: Pass, input: Tensor, weight: Any, bias: Any, *, transpose
     return one_pass.layer(call, backward, x, keeps_input=one_pass.is_trained(weight))
 
 
-# -- tables ------------------------------------------------------------------------------------------------------------
-
-
 @rule(F.embedding)
 def _embedding(
     one_pass: Pass, func: Any, input: Tensor, weight: Any, padding_idx: int | None = None, **named: Any
@@ -94,57 +87,11 @@ def _embedding(
     return one_pass.layer(lambda ids: F.embedding(ids, weight), backward, ids)
 
 
-def _embedding_of_samples(input: Tensor, weight: Tensor, padding_idx: int | None = None, **named: Any) -> Any:
-    """Rows of a table of each sample's own: for ids outside of it functorch would return rows of other samples."""
-    if not is_wrapped(weight) or named["max_norm"] is not None or named["scale_grad_by_freq"]:
-        return NotImplemented
-    rows = weight[input]
-    if padding_idx is None:
-        return rows
-    return torch.where((input == padding_idx % len(weight))[..., None], rows.detach(), rows)
-
-
-@rule(torch.as_strided, Tensor.as_strided)
-def _as_strided(one_pass: Pass, func: Any, input: Any, size: Any, stride: Any, *offset: Any, **named: Any) -> Any:
-    """By each sample's own entries in order, if the loss was told that this is how they lie in memory."""
-    if offset or named or not one_pass.level.holds(input) or not hasattr(input, "_told_contiguous"):
-        return NotImplemented
-    x = one_pass.level.samples(input)
-    places = func(torch.arange(x.shape[1:].numel(), device=x.device), size, stride)  # an error beyond these entries
-    y = x.flatten(1)[:, places]
-    one_pass.copied += [(t, t._version) for t in (x, y)]
-    return one_pass.of_sample(y)
-
-
-def _mapped_if(fits: Callable[..., bool]) -> Callable[..., Any]:
-    """Maps an operation only if its arguments fit, since functorch can take the samples for a sample's dimension."""
-
-    def checked(*args: Any, **named: Any) -> Any:
-        if not fits(*args, **named):
-            raise Unmappable("samples whose dimensions are not those that an operation takes")
-        return NotImplemented
-
-    return checked
-
-
-_layer_norm_fits = _mapped_if(lambda input, normalized_shape, *_, **named: input.dim() >= len(normalized_shape))
-composed(_layer_norm_fits, F.layer_norm, torch.layer_norm, torch.native_layer_norm)
-_is_matrix = _mapped_if(lambda input, *_, **named: input.dim() >= 2)
-composed(_is_matrix, torch.tril, torch.triu, Tensor.tril, Tensor.triu, Tensor.tril_, Tensor.triu_)
-composed(_mapped_if(lambda sorted_sequence, *_, **named: sorted_sequence.dim() > 0), torch.searchsorted)
-composed(_mapped_if(lambda input, *_, **named: input.dim() > 0), torch.roll, Tensor.roll)
-_is_system = _mapped_if(lambda A, B, **named: A.dim() <= B.dim() or A.shape[:-1] == B.shape)
-composed(_is_system, torch.linalg.solve, torch.linalg.solve_ex)
-composed(_embedding_of_samples, F.embedding)
-
-
-# -- normalisation: copies of its small parameters would take passes over all activations ------------------------------
-
-
 @rule(F.layer_norm)
 def _layer_norm(
     one_pass: Pass, func: Any, input: Tensor, shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5
 ) -> Any:
+    """Not by copies of its parameters for each sample, which would take passes over all activations."""
     if (x := samples_if_frozen(one_pass, input, weight, bias)) is not None:
         return one_pass.of_sample(F.layer_norm(x, shape, weight, bias, eps))
     x = _samples_of_one_type(one_pass, input, weight, bias)
@@ -224,7 +171,22 @@ def _samples_of_one_type(one_pass: Pass, input: Tensor, weight: Any, bias: Any) 
     return samples_if_trained(one_pass, input, weight, bias)
 
 
-# -- losses ------------------------------------------------------------------------------------------------------------
+@rule(F.scaled_dot_product_attention)
+def _attention(
+    one_pass: Pass, func: Any, query: Any, key: Any, value: Any, attn_mask: Any = None, *args: Any, **named: Any
+) -> Any:
+    """Joins samples and other batch dimensions, since functorch cannot map this function on CPUs."""
+    tensors: list[Any] = [one_pass.samples(t) for t in (query, key, value, attn_mask) if t is not None]
+    if any(t is None for t in tensors) or any(t.dim() < 4 for t in tensors[:3]):
+        return NotImplemented
+    most = max(t.dim() for t in tensors[:3])
+    if tensors[-1].dim() > most:
+        return NotImplemented
+    # Otherwise broadcasting would match the samples of a tensor with fewer dimensions with the rows of another.
+    tensors = [t.reshape(len(t), *[1] * (most - t.dim()), *t.shape[1:]) for t in tensors]
+    batch = torch.broadcast_shapes(*(t.shape[:-3] for t in tensors[:3]))
+    q, k, v, *mask = (t.expand(*batch, *t.shape[len(batch) :]).flatten(0, len(batch) - 1) for t in tensors)
+    return one_pass.of_sample(func(q, k, v, *mask or [None], *args, **named).unflatten(0, batch))
 
 
 @rule(F.cross_entropy)
