@@ -138,7 +138,7 @@ class PrivacyEngine:
         if isinstance(optimizer, HyFreeDPOptimizer):
             optimizer = optimizer.base
         check_optimizer(optimizer)
-        device = optimizer.param_groups[0]["params"][0].device
+        device = next((p.device for group in optimizer.param_groups for p in group["params"]), CPU)
         processes, generator = self._new_run(device)
         with processes.all_or_none():
             loader = poisson_loader(
@@ -171,12 +171,13 @@ class PrivacyEngine:
             terms |= {"sample_rate": sampler.sample_rate, "records_per_person": records_per_person}
             plan = RunPlan(settings, calibrate_noise(**terms) if split is None else recounted(split, **terms))
             expected_batch_size = sampler.sample_rate * sampler.num_records
-            noise_std = plan.split.sigma_gradient * clipping.sensitivity / expected_batch_size if private else 0.0
-            rate_learner = _make_rate_learner(plan, module, optimizer, noise_std)
             sharing = math.ceil(expected_batch_size / processes.size)
             if max_physical_batch_size is not None and not callable(max_physical_batch_size):
                 name = "max_physical_batch_size, unless it is None or a function of a record,"
                 sharing = min(sharing, check_count(name, max_physical_batch_size, 1))
+            gradient_engine = GradientEngine(module, clipping, memory_budget=memory_budget, sharing=sharing)
+            noise_std = plan.split.sigma_gradient * clipping.sensitivity / expected_batch_size if private else 0.0
+            rate_learner = _make_rate_learner(plan, module, optimizer, noise_std)
         tensors = [*module.named_parameters(), *module.named_buffers()]
         processes.agree(
             records=sampler.num_records,
@@ -197,7 +198,7 @@ class PrivacyEngine:
             optimizer,
             module=module,
             plan=plan,
-            gradient_engine=GradientEngine(module, clipping, memory_budget=memory_budget, sharing=sharing),
+            gradient_engine=gradient_engine,
             rate_learner=rate_learner,
             sampler=sampler,
             generator=generator.child("noise"),

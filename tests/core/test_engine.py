@@ -96,6 +96,16 @@ def test_clipping_is_automatic_with_privacy_and_absent_without():
         assert optimizer.gradient_engine.clipping == expected
 
 
+def test_a_first_group_without_parameters_changes_nothing():
+    """As the Trainer makes it of a model of which biases are trained."""
+    model, twin = twins.make_model("biases"), twins.make_model("biases")
+    groups = [{"params": []}, {"params": twins.trainable(model)}]
+    base = torch.optim.AdamW(groups, lr=0.5, weight_decay=0.1)
+    for optimizer in (by_hand(model, base, **PRIVATE), by_hand(twin, **PRIVATE)):
+        steps(optimizer, [8, 5, 9])
+    assert torch.equal(flat(model), flat(twin))
+
+
 def run(seed, preset="robust", **changes):
     """The weights after an epoch on the loader's batches, and the indices of these."""
     settings = {"steps": 5, "preset": changed(preset, interval=2), "seed": seed} | PRIVATE | changes
