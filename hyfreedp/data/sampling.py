@@ -149,7 +149,7 @@ class OneByOne(Dataset[Any]):
             elif _is_torchs(self.collate):
                 batch = self._default_collated(drawn.rows)
             else:
-                batch = stack_records(self.collate([self.dataset[row]]) for row in drawn.rows)
+                batch = stack_records(map(self._collated, drawn.rows))
             if torch.initial_seed() != seed:
                 raise ValueError(
                     "torch's random numbers were seeded while records were fetched, so that others know those of the "
@@ -172,7 +172,15 @@ class OneByOne(Dataset[Any]):
         most = self.records_per_owner
         if most is not None and len(rows) > most:
             rows = [rows[place] for place in torch.randperm(len(rows))[:most].tolist()]
-        return tuple(self.collate([self.dataset[row]]) for row in rows)
+        return tuple(map(self._collated, rows))
+
+    def _collated(self, row: int) -> Any:
+        record = self.dataset[row]
+        try:
+            return self.collate([record])
+        except Exception as error:
+            error.add_note("collate_fn gets a list of one record, which it must keep: leave records out by a Subset")
+            raise
 
 
 def _is_torchs(collate: Any) -> bool:
@@ -192,11 +200,6 @@ class PoissonLoader(Unprepared, DataLoader):
         for yielded, batch in super().__iter__():
             self.batch_sampler.yielded = yielded
             yield batch
-
-
-def _as_it_is(batch: Any) -> Any:
-    """The loader's collate function: its data set has already collated the batch."""
-    return batch
 
 
 def poisson_loader(
@@ -226,19 +229,17 @@ def poisson_loader(
         raise ValueError(
             f"data_loader must be a plain DataLoader, got {library}'s {type(loader).__name__}: give the one behind it"
         )
-    if isinstance(loader.dataset, IterableDataset):
-        raise ValueError("data_loader must be over a map-style data set: an IterableDataset cannot be Poisson-sampled")
+    if isinstance(loader.dataset, IterableDataset) or not isinstance(loader.dataset, Sized):
+        raise ValueError("data_loader must be over a map-style data set with a __len__, to be Poisson-sampled")
     if loader.batch_size is None:
         raise ValueError(
             "data_loader must have a batch_size and no batch_sampler: each record is drawn with probability "
             "batch_size / N. To leave records out give torch.utils.data.Subset(dataset, indices)"
         )
-    num_records = len(cast(Sized, loader.dataset))
+    num_records = len(loader.dataset)
     _check_order(loader.sampler, num_records)
-    owned = None
-    if owners is not None:
-        owned = _owned(owners, num_records)
-        num_records = len(owned)
+    owned = None if owners is None else _owned(owners, num_records)
+    num_records = num_records if owned is None else len(owned)
     if loader.batch_size > num_records:
         what = "records" if owned is None else "owners, of which it is to draw so many"
         raise ValueError(
@@ -264,7 +265,7 @@ def poisson_loader(
     return PoissonLoader(
         OneByOne(loader.dataset, loader.collate_fn, device, owned, records_per_owner),
         batch_sampler=cast(Any, sampler),
-        collate_fn=_as_it_is,
+        collate_fn=tuple,  # which returns the pair of OneByOne as it is
         **{name: getattr(loader, name) for name in _WORKERS.split()},
         # Seeds the workers. By default each iterator would advance torch's global generator.
         generator=torch.Generator().manual_seed(NoiseGenerator(seed).child("workers", rank).integer()),

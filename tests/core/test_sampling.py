@@ -134,6 +134,13 @@ def test_the_rows_of_torchs_own_tensors_are_taken_at_once(rows):
     assert repr(batch) == repr(expected)
 
 
+@pytest.mark.parametrize("owners", [{}, {"owners": [[0], [1, 2]]}])
+def test_a_collate_function_that_drops_records_is_told_that_it_gets_each_alone(owners):
+    with pytest.raises(IndexError) as told:
+        fetched(records("tuple"), [1], lambda some: default_collate(some[1:]), **owners)
+    assert "a list of one record, which it must keep: leave records out by a Subset" in told.value.__notes__[0]
+
+
 # -- what is refused ---------------------------------------------------------------------------------------------------
 
 
@@ -153,6 +160,7 @@ CHOOSING += [DataLoader(range(40), batch_sampler=torch_data.BatchSampler(range(9
     ("loader", "message"),
     [
         (DataLoader(Stream(), batch_size=2), "data_loader must be over a map-style data set"),
+        (DataLoader(torch_data.Dataset(), batch_size=2), "over a map-style data set with a __len__"),
         (DataLoader(make_data(), batch_size=41), "at most the number of records, 40, got 41"),
         *((loader, r"Subset\(dataset, indices\)") for loader in CHOOSING),
         (DPDataLoader(make_data(), sample_rate=0.2), "got Opacus's DPDataLoader: give the one behind it"),
