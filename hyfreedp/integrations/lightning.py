@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from lightning.pytorch import LightningModule
-from lightning.pytorch.callbacks import DeviceStatsMonitor, ThroughputMonitor, Timer
+from lightning.pytorch.callbacks import Callback, DeviceStatsMonitor, ThroughputMonitor, Timer
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
@@ -43,7 +43,6 @@ class PrivateModule(LightningModule):
         super().__init__()
         self.automatic_optimization = False
         self.private: HyFreeDPOptimizer | None = None
-        self._weights: Callable[[Any], Tensor] | None = None
         self._ignored = SimpleNamespace(names={})  # the guard of a step would restore a plain dictionary
 
     def make_private(
@@ -77,14 +76,23 @@ class PrivateModule(LightningModule):
         _, self.private, private_loader = (engine or PrivacyEngine()).make_private_with_epsilon(
             module=self, optimizer=optimizer, data_loader=data_loader, **privacy
         )
-        self._weights = weights
         own = kind.training_step.__get__(self)
-        self.training_step = wraps(own)(partial(self._private_step, own))  # type: ignore[method-assign]
+        self.training_step = wraps(own)(partial(self._private_step, own, weights))  # type: ignore[method-assign]
         return private_loader
 
     def __getstate__(self) -> dict[str, Any]:
         """Of a copy, such as a callback's that averages weights: it has no run, which must not be made twice."""
         return super().__getstate__() | {"private": None}
+
+    def configure_callbacks(self) -> list[Callback]:
+        """None; it is called first. ValueError for what Lightning would say is for its automatic optimization."""
+        trainer: Any = self.trainer
+        if trainer.gradient_clip_val or trainer.accumulate_grad_batches != 1:
+            raise ValueError(
+                "the Trainer must have no gradient_clip_val, since each record's gradient is clipped, and no "
+                "accumulate_grad_batches: max_physical_batch_size= of make_private limits memory"
+            )
+        return []
 
     def configure_optimizers(self) -> Optimizer:
         """The private optimizer, in a form that Lightning can call.
@@ -109,7 +117,7 @@ class PrivateModule(LightningModule):
         else:
             super().log(name, *args, **kwargs)
 
-    def _private_step(self, own: Callable[..., Any], batch: Any, *batch_idx: int) -> Any:
+    def _private_step(self, own: Callable[..., Any], weights: Any, batch: Any, *batch_idx: int) -> Any:
         """One private step; logs the learning rate and, now and then, epsilon."""
         private: Any = self.private
         trainer: Any = self.trainer
@@ -120,7 +128,7 @@ class PrivateModule(LightningModule):
             output = own(record, *batch_idx)
             return output["loss"] if isinstance(output, Mapping) else output
 
-        step = partial(private.step, loss, batch, weights=self._weights)
+        step = partial(private.step, loss, batch, weights=weights)
         self.optimizers().step(closure=step)  # type: ignore[union-attr]
         warn_of_log(tuple(self._ignored.names))
         values = {"learning_rate": private.param_groups[0]["lr"]}

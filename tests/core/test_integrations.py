@@ -433,6 +433,14 @@ def test_a_checkpoint_of_lightning_can_be_published(lightning, tmp_path, capsys)
 
 
 @OF_LIGHTNING
+@pytest.mark.parametrize("argument", [{"gradient_clip_val": 1.0}, {"accumulate_grad_batches": 2}], ids=str)
+def test_arguments_for_which_lightning_would_advise_automatic_optimization_are_refused(lightning, argument):
+    module, loader, trainer = lightning(**argument)
+    with pytest.raises(ValueError, match=r"no gradient_clip_val, .* max_physical_batch_size= of make_private"):
+        trainer.fit(module, loader)
+
+
+@OF_LIGHTNING
 @pytest.mark.parametrize("name", ["DeviceStatsMonitor", "Timer"])
 def test_callbacks_that_log_time_or_memory_are_refused(name):
     callbacks = pytest.importorskip("lightning.pytorch.callbacks")
