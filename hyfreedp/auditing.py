@@ -5,7 +5,7 @@ under randomized response, so many right guesses refute a claim. One run suffice
 """
 
 import math
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -105,10 +105,11 @@ def audit(
     """
     check_type("train", train, Callable, "a function of a data set")
     check_type("collate_fn", collate_fn, Callable, "a function of a list of records")
-    _length("records", records)
+    for name, given in (("records", records), ("canaries", canaries)):
+        check_type(name, given, Sized, "a data set with a length")
     check_number("confidence", confidence, "(0, 1)")
     check_number("delta", delta, "[0, 1)")
-    if _length("canaries", canaries) < 2:
+    if len(canaries) < 2:
         raise ValueError(f"canaries must be at least 2, some hundred rather, got {len(canaries)}")
     coins = NoiseGenerator(seed).child("canaries").uniform(len(canaries)).numpy() < 0.5
     included = [canary for canary, coin in zip(canaries, coins, strict=True) if coin]
@@ -116,10 +117,10 @@ def audit(
     once = "train must yield once, just before its loop: yield optimizer, loss"
     if not isinstance(run, Generator):
         raise TypeError(f"{once}; it returned {type(run).__name__}")
-    try:
-        claim, loss = next(run)
-    except StopIteration:
-        raise TypeError(f"{once}; it never did") from None
+    pair = next(run, None)
+    if not isinstance(pair, tuple) or len(pair) != 2:
+        raise TypeError(f"{once}; it gave {type(pair).__name__}")
+    claim, loss = pair
     before = _losses(claim, loss, canaries, collate_fn)
     for _ in run:  # trains
         raise TypeError(f"{once}; it did so again")
@@ -129,13 +130,6 @@ def audit(
     ceiling = perfect_bound(2 * (len(canaries) // 2), len(canaries), delta, confidence)
     bound = lower_bound([score], [coins], delta, confidence)
     return Audit(claimed=claimed, ceiling=ceiling, delta=delta, confidence=confidence, **bound._asdict())
-
-
-def _length(name: str, records: Any) -> int:
-    try:
-        return len(records)
-    except TypeError:
-        raise TypeError(f"{name} must have a length, as a map-style data set, got {type(records).__name__}") from None
 
 
 class Bound(NamedTuple):

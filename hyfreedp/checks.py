@@ -77,7 +77,7 @@ def check_delta(target_delta: Any, records: int) -> None:
 def check_count(name: str, value: Any, smallest: int, largest: float = math.inf, limit: str = "") -> int:
     """``value`` as an int; ValueError unless from ``smallest`` to ``largest``, which the message calls ``limit``."""
     if not isinstance(value, numbers.Integral) or isinstance(value, bool) or not smallest <= int(value) <= largest:
-        upper = f" and at most {limit}={largest}" if limit else ""
+        upper = f" and at most {largest} ({limit})" if limit else ""
         raise ValueError(f"{name} must be an integer of at least {smallest}{upper}, got {value!r}")
     return int(value)
 

@@ -156,7 +156,7 @@ class Partition:
             return batch
         pieces, groups = [], groups_of(batch)
         if sum(map(len, groups)) == len(groups) > 8:
-            warnings.warn(SLOW.format("each has a shape, a text or a number of its own"), stacklevel=2)
+            warnings.warn(SLOW.format("each has a shape, text, array or number of its own"), stacklevel=2)
         for group in groups:
             most = size(group.record([tensor[0].clone() for tensor in group.tensors])) if callable(size) else size
             most = MOST_TOGETHER if size is None else check_count("what max_physical_batch_size returns", most, 1)

@@ -48,7 +48,7 @@ def check_plain_loss(engine: GradientEngine, loss: Loss, partition: Partition, k
                 raise
             except Exception:  # the loss takes a single record only, or cannot be mapped
                 return None
-        return value.flatten() if value.numel() in (1, len(rows)) else None
+        return value.flatten() if value.is_floating_point() and value.numel() in (1, len(rows)) else None
 
     with eval_mode(engine.module.modules()), warnings.catch_warnings(action="ignore"):
         if (plain := batch_loss(all_rows)) is None:

@@ -94,7 +94,7 @@ def run_step_hooks(step: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(step)
     def hooked(*args: P.args, **kwargs: P.kwargs) -> R:
-        if not callable(kwargs.get("loss", args[1] if len(args) > 1 else None)):
+        if len(args) + len(kwargs) < 3 or not callable(kwargs.get("loss", args[1] if len(args) > 1 else None)):
             raise TypeError(
                 "step takes a function and a batch: call optimizer.step(loss, batch), where loss(record) returns one "
                 "number, the loss of one record as collate_fn([record]) gives it, without loss.backward(), closure or "

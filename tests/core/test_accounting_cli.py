@@ -34,8 +34,8 @@ def test_a_non_private_run_is_strict_json(capsys):
     ("arguments", "message"),
     [
         ("--delta 0", "target_delta must be in (0, 1), got 0.0"),
-        ("--preset paper --interval 21", "interval must be an integer of at least 1 and at most steps=20, got 21"),
-        ("--batch-size 2001", "--batch-size must be an integer of at least 1 and at most n=2000, got 2001"),
+        ("--preset paper --interval 21", "interval must be an integer of at least 1 and at most 20 (steps), got 21"),
+        ("--batch-size 2001", "--batch-size must be an integer of at least 1 and at most 2000 (n), got 2001"),
         ("--steps many", "argument --steps: invalid int value: 'many'"),
     ],
 )

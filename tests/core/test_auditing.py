@@ -118,7 +118,8 @@ def test_records_that_are_repeated_are_refuted():
 @pytest.mark.parametrize(
     ("train", "error", "message"),
     [
-        (lambda data: (_ for _ in ()), TypeError, "train must yield once.*it never did"),
+        (lambda data: (_ for _ in ()), TypeError, "train must yield once.*it gave NoneType"),
+        (lambda data: (1.0 for _ in "a"), TypeError, "yield optimizer, loss; it gave float"),
         (lambda data: ((1.0, lambda one: one.expand(2)) for _ in "a"), ValueError, r"one number .* shape \(2,\)"),
     ],
 )

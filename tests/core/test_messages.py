@@ -76,5 +76,5 @@ def test_what_is_slow_is_told():
     loss = cross_entropy(optimizer.module)
     with pytest.warns(UserWarning, match=r"one at a time, since the loss asks each for a number, by \.item\(\)"):
         optimizer.step(lambda record: loss(record) + 0 * loss(record).item(), batch)
-    with pytest.warns(UserWarning, match="one at a time, since each has a shape, a text or a number of its own"):
+    with pytest.warns(UserWarning, match="one at a time, since each has a shape, text, array or number of its own"):
         optimizer.step(loss, [*batch, [*"abcdefghi"]])

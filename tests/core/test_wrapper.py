@@ -107,6 +107,7 @@ def test_hooks_run_once_a_step(preset):
     "call",
     [
         lambda step, loss, batch: step(),
+        lambda step, loss, batch: step(lambda: loss(batch).mean()),
         lambda step, loss, batch: step(closure=lambda: loss(batch).mean()),
         lambda step, loss, batch: step(loss(batch), batch),
     ],
