@@ -54,16 +54,13 @@ class PrivateModule(LightningModule):
         engine: PrivacyEngine | None = None,
         **privacy: Any,
     ) -> DataLoader:
-        """Make the module private; returns the Poisson loader to fit with.
+        """Make the module private; returns the loader to fit with. TypeError if it has an optimizer of its own.
 
         Args:
             optimizer, data_loader: the plain ones.
             weights: maps a record to its weight in [0, 1], see :meth:`hyfreedp.HyFreeDPOptimizer.step`.
             engine: makes the run; a new one if None.
             **privacy: the other arguments of :meth:`hyfreedp.PrivacyEngine.make_private_with_epsilon`.
-
-        Raises:
-            TypeError: the module has an optimizer of its own, or no ``training_step``.
         """
         kind = type(self)
         if kind.configure_optimizers is not PrivateModule.configure_optimizers:

@@ -190,9 +190,8 @@ class PrivateTrainer(Trainer):
         self.model.train()
         loss: Callable[[Any, Any], Any] = self.loss or self.compute_loss
         with self.compute_loss_context_manager():
-            self.private.step(
-                lambda record: loss(self.model, record), self._prepare_inputs(inputs), weights=self.weights
-            )
+            batch = self._prepare_inputs(inputs)
+            self.private.step(lambda record: loss(self.model, record), batch, weights=self.weights)
         warn_of_log(tuple(self._ignored))
         return torch.zeros((), device=self.args.device)
 
