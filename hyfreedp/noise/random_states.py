@@ -22,7 +22,7 @@ from torch import Generator
 from hyfreedp.noise.cipher import derive
 from hyfreedp.pytorch.devices import backend
 
-_UNUSED = Generator().manual_seed(0).get_state()  # torch's CPU state, before any number is drawn
+_UNUSED = Generator().manual_seed(0).get_state().numpy()  # torch's CPU state, before any number is drawn
 _TWISTER_WORDS = slice(3, 3 + 624)  # where the words of the Mersenne Twister are in it, read as int64
 _LOCKS: dict[int, RLock] = {}  # by process id, since a forked child would inherit what another thread has locked
 _SPARE: list[np.random.MT19937] = []  # NumPy generators that no context uses now; making one takes half a millisecond
@@ -64,12 +64,12 @@ def seed_random_states(key: bytes, device: torch.device, coins: bytes | None = N
 
     (``torch.manual_seed`` uses only 32 bits of its seed on a CPU.)
     """
-    state = _UNUSED.clone()
+    state = _UNUSED.copy()
     seed = int.from_bytes(derive(key, "seed")[:8]) >> 1
     words = np.frombuffer(hashlib.shake_256(derive(key, "torch")).digest(4 * 624), np.uint32)
-    state.view(torch.int64)[0] = seed  # what torch.initial_seed() returns
-    state.view(torch.int64)[_TWISTER_WORDS] = torch.from_numpy(words.astype(np.int64))
-    torch.set_rng_state(state)
+    state.view(np.int64)[0] = seed  # what torch.initial_seed() returns
+    state.view(np.int64)[_TWISTER_WORDS] = words
+    torch.set_rng_state(torch.from_numpy(state))
     if (module := backend(device)) is not None:
         module.set_rng_state(Generator(device).manual_seed(seed).get_state(), device)
     coins = coins or key

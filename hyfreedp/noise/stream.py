@@ -22,7 +22,6 @@ numbers round to one multiple, so probabilities are off by about one part in a m
 number is the halved sum of four, which are much harder to infer (Holohan and Braghin, ESORICS 2021).
 """
 
-import copy
 import math
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -66,8 +65,8 @@ class NoiseGenerator:
 
     def child(self, *path: str | int) -> Self:
         """The generator of this name: the same at each call, whatever was drawn before."""
-        made = copy.copy(self)
-        made.key, made.releases, made.tag = derive(self.key, "child", *path), 0, 0
+        made = object.__new__(type(self))  # without new numbers of the operating system
+        made.key, made.secure, made.releases, made.tag = derive(self.key, "child", *path), self.secure, 0, 0
         return made
 
     @torch.no_grad()
