@@ -1,7 +1,6 @@
 """The Poisson batch of a step: its losses, the random numbers of each pass over it, and what is released of it."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -63,13 +62,14 @@ class StepBatch:
         self._of_torch = generator.child("torch", self._step, processes.rank)  # other random numbers for each piece
         # Key of NumPy's and Python's random numbers. All samples of a map share these, so all pieces must, too.
         self._coins = generator.child("coins", self._step).key
+        self._checked = self._of_torch.child("memory").key[0] < _CHECKED
         self._passes = 0  # the number of passes so far; each has its own random numbers
         self.partition = Partition.of(batch, max_physical_batch_size)  # with which each pass begins
         self.weights = None  # float64, shape (B,), on the model's device; None if all are 1
         if weights is None:
             return
         check_type("weights", weights, Callable, "a function of one record, as lambda record: of_class[record[1]]")
-        self.weights = engine.losses(_of_sample(weights, self.owners), self._new_pass()).double()
+        self.weights = engine.losses(_of_sample(weights, self.owners), self._new_pass(self._checked)).double()
         if not bool(((self.weights >= 0) & (self.weights <= 1)).all()):  # the noise is for samples that count once
             raise ValueError(
                 "weights must be in [0, 1], got one outside: divide all by the largest possible, whoever is in the data"
@@ -79,12 +79,12 @@ class StepBatch:
         """Losses at the weights that ``move`` gives the model."""
         with self._processes.all_or_none():
             move()
-            return self._engine.losses(self.loss, replace(self._new_pass(), checked=None)).double()
+            return self._engine.losses(self.loss, self._new_pass(None)).double()
 
     def add_gradients(self) -> tuple[Tensor, Tensor]:
         """Add the weighted, clipped gradients to the engine's sums; returns the raw losses and norms."""
         with self._processes.all_or_none():
-            return self._engine.add(self.loss, self._new_pass(), self.weights)
+            return self._engine.add(self.loss, self._new_pass(self._checked), self.weights)
 
     def weighted(self, losses: Tensor) -> Tensor:
         """Losses (..., B) times the weights; 0 for a sample of weight 0, even if its loss is not finite."""
@@ -112,7 +112,7 @@ class StepBatch:
         self._processes.check_same(self._of_probe.tag)
         self._ledger.record_probe(self._step, self._of_probe.tag)
 
-    def _new_pass(self) -> Partition:
+    def _new_pass(self, checked: bool | None) -> Partition:
         """A partition for one pass, which may split it, with random numbers of its own.
 
         If passes shared these, a record that splits a piece in one pass only would change whether the dropout masks of
@@ -124,7 +124,7 @@ class StepBatch:
             stream = ("mapped", number, *piece.stream) if attempt == 0 else ("alone", number, piece.stream[0], attempt)
             seed_random_states(self._of_torch.child(*stream).key, self._engine.device, self._coins)
 
-        return Partition(list(self.partition.pieces), begin, self._of_torch.child("memory").key[0] < _CHECKED)
+        return Partition(list(self.partition.pieces), begin, checked)
 
 
 def _of_sample(function: Loss, owners: bool) -> Loss:

@@ -88,25 +88,25 @@ class GradientEngine:
 
         Raises :class:`~hyfreedp.errors.Refused`; warns the first time that samples are computed one at a time.
         """
-        partition = Partition.of(batch)
+        partition, device = Partition.of(batch), self.device
         losses, norms, trained = [], [], [p for p in self.module.parameters() if p.requires_grad]
         # Closed, so that the contexts that guard the model end even after an error here.
-        with closing(self._each(loss, partition, trained)) as computed, random_states_kept(self.device):
+        with closing(self._each(loss, partition, trained)) as computed, random_states_kept(device):
             for rows, values, gradients in computed:
                 chosen = None if weights is None else weights[rows.to(weights.device, non_blocking=True)]
                 losses.append(values)
                 if not gradients:
                     raise Refused(_NO_GRADIENT)
-                with without_autocast(self.device):  # it would round the sums
+                with without_autocast(device):  # it would round the sums
                     norms.append(self._add_clipped(gradients, chosen))
-        return partition.in_order(losses, self.device), partition.in_order(norms, self.device)
+        return partition.in_order(losses, device), partition.in_order(norms, device)
 
     @torch.no_grad()
     def losses(self, loss: Loss, batch: Any) -> Tensor:
         """Losses (B,) at the current weights, without gradients; arguments as for :meth:`add`."""
-        partition = Partition.of(batch)
-        with random_states_kept(self.device):
-            return partition.in_order([values for _, values, _ in self._each(loss, partition)], self.device)
+        partition, device = Partition.of(batch), self.device
+        with random_states_kept(device):
+            return partition.in_order([values for _, values, _ in self._each(loss, partition)], device)
 
     def clipped_sums(self, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
         """The sums by :meth:`add` since :meth:`clear`, one per parameter, float32 or wider; zeros if there are none."""
@@ -224,12 +224,12 @@ class GradientEngine:
         small = [p for p, g in gradients.items() if isinstance(g, Instantiated) and 0 < p.numel() <= _SMALL]
         if small:
             of_small: Any = ((p, gradients.pop(p)) for p in small)
-            rows = torch.cat([widened(g.gradients.reshape(len(g.gradients), -1)) for p, g in of_small], 1)
+            rows = torch.cat([widened(g.gradients.reshape(-1, p.numel())) for p, g in of_small], 1)
             parts.append((small, Instantiated(rows)))
         parts += [([p], gradients.pop(p)) for p in list(gradients)]
         norms = torch.stack([g.squared_norms for _, g in parts]).sum(0).sqrt_()
         norms.nan_to_num_(nan=torch.inf, posinf=torch.inf)
-        kept = norms.isfinite()  # others are left out, not multiplied by 0, since 0 * NaN is NaN
+        kept = norms < torch.inf  # others are left out, not multiplied by 0, since 0 * NaN is NaN
         all_kept = bool(kept.all())  # waits for the device
         factors = bounded_factors(self.clipping, norms if all_kept else norms[kept], self.sensitivity)
         if weights is not None:

@@ -182,7 +182,7 @@ def sum_to(t: Tensor, kept: int) -> Tensor:
 
 def squared_row_norms(x: Tensor) -> Tensor:
     """Squared norms of the rows of (N, d), shape (N,), float32 or wider."""
-    dtype, cut = widened(x[:0]).dtype, x.shape[1] // SQUARES * SQUARES
+    dtype, cut = torch.promote_types(x.dtype, torch.float32), x.shape[1] // SQUARES * SQUARES
     squares = torch.linalg.vector_norm(x[:, cut:], dim=1, dtype=dtype).square()
     if not cut:
         return squares

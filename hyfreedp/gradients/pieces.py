@@ -99,7 +99,7 @@ class Piece:
         self.group, self.path = group, path  # the samples; their known answers to the first decisions, equal for all
         self.wanted = wanted  # positions in the group of the samples whose results are used; None for all
         self.positions = torch.arange(len(group)) if wanted is None else wanted  # the same, also for all
-        self.rows = group.rows[self.positions]  # in the batch
+        self.rows = group.rows if wanted is None else group.rows[wanted]  # in the batch
         # The name of its random numbers: the first sample's place in the batch, and the number of known answers; or
         # that of another piece, if this one repeats its numbers.
         self.stream = stream or (int(group.rows[0]), len(path))
@@ -139,7 +139,7 @@ class Partition:
         pieces: those with which a pass begins; after it, those that it has computed.
         begin: called with a piece and 0, or with a sample computed alone and attempt 1, 2, ..., to seed its random
             numbers. By default they are not seeded, and every pass begins with the caller's, which it does not use up.
-        checked: what is computed twice to find a loss with memory: True: any piece; False: samples alone; None: none.
+        checked: whether to check the loss for memory of samples that Python saw; False: of those alone; None: never.
     """
 
     pieces: list[Piece]

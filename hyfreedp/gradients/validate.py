@@ -20,9 +20,10 @@ def check_module(module: nn.Module) -> None:
             "larger than its norm says: call torch.set_float32_matmul_precision('highest'), and leave fp32_precision "
             "of torch.backends at 'none' or 'ieee'; autocast is not concerned"
         )
-    if len(devices := {str(p.device) for p in module.parameters()}) > 1:  # only one's random numbers would be secret
+    parameters = list(module.parameters())
+    if len(devices := {*map(str, {p.device for p in parameters})}) > 1:  # only one's random numbers would be secret
         raise ValueError(f"all parameters must be on one device, got {', '.join(sorted(devices))}: call module.to(...)")
-    trained = [p for p in module.parameters() if p.requires_grad]
+    trained = [p for p in parameters if p.requires_grad]
     if not trained:
         raise ValueError("no parameter is trainable: set requires_grad on those to train")
     if any(p.is_complex() for p in trained):
