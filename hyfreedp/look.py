@@ -180,7 +180,7 @@ class LookedRate(RateLearner):
         self._steps_made, self._level = 0, 1.0  # the level is the current rate as a multiple of the first
         self._start: list[Tensor] = []  # the initial weights, until the last look
         self._average: list[Tensor] = []
-        self._undo: tuple[list[Tensor], float] | None = None  # weights and level before a look, until it is committed
+        self._undo: tuple[list[Tensor], float] | None = None  # weights and level before a look, while it can be undone
 
     @property
     def eta(self) -> float:
@@ -218,20 +218,17 @@ class LookedRate(RateLearner):
                 margins[j] = _margin(batch, torch.stack([losses[j], losses[j + 1]]), floors, std)
             return margins[j]
 
-        try:
-            if batch.noise_multiplier > 0:
-                floors = FLOOR * batch.losses(lambda: self._set(self._start)).abs()
-            chosen = choose(margin, level, CLEAR_MARGIN * std)
-        finally:
-            self._set(present)
-        batch.released()
         self._undo = present, level
+        if batch.noise_multiplier > 0:
+            floors = FLOOR * batch.losses(lambda: self._set(self._start)).abs()
+        chosen = choose(margin, level, CLEAR_MARGIN * std)
+        batch.released()
         self._level = level * (chosen / level) ** STRIDE
         along = self._level / level
         if self._steps_made > FIRST_LOOK_STEP:
             along = min(1.0, along)
-        if along != 1:
-            self._set([start.lerp(p, along) for start, p in zip(self._start, present, strict=True)])
+        moved = [start.lerp(p, along) for start, p in zip(self._start, present, strict=True)]
+        self._set(present if along == 1 else moved)
         rates, released = tuple(rung * first for rung in LADDER), tuple(margins.get(j) for j in range(VOTES))
         return LookResult(rates, released, std, chosen * first, self.eta, along)
 

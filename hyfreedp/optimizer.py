@@ -198,15 +198,15 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
         return samples
 
     def _note_release(self) -> None:
-        """Tell model, sampler and learner that the step's gradient is released, so that it can no longer be undone."""
+        """Tell model and learner that the step's gradient is released, so that it can no longer be undone."""
         if self.module not in _TRAINED:
             trained = [m for m in self.module.modules() if any(p.requires_grad for p in m.parameters(False))]
             _TRAINED.update((self.module, *trained))
-        if self._sampled:
-            self.sampler.position = self.ledger.steps
         self.rate_learner.on_gradient()
 
     def _clear(self) -> None:
+        if self._sampled:  # also if the step fails once its gradient is counted
+            self.sampler.position = self.ledger.steps
         self._base.clear_gradients()
         self.gradient_engine.clear()
 
@@ -237,8 +237,7 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
 
     @property
     def _batches_are_samples(self) -> bool:
-        sampled = self.sampler.position, self.sampler.sample_rate
-        return self._sampled and sampled == (self.ledger.steps, self.split.sample_rate)
+        return self._sampled and self.sampler.sample_rate == self.split.sample_rate
 
     @property
     def steps_left(self) -> int:

@@ -88,8 +88,6 @@ ELSEWHERE = {
     "max_grad_norm": "gradients are normalised; or pass clipping=hyfreedp.AbadiClipping(max_grad_norm)",
     "criterion": "the loss belongs to optimizer.step(loss, batch), where it maps one record to one number",
     "loss_reduction": "the loss of one record is one number, by whatever reduction",
-    "views": "a record may have any number of rows: make its views in collate_fn or in the loss, and return their mean",
-    "isolate": "each record is always computed apart from others; leave it out",
     "batch_first": "samples are the first dimension of every tensor of a batch",
     "poisson_sampling": "batches are always Poisson samples, as the accounting needs; leave it out",
     "noise_generator": "noise has keys of its own; PrivacyEngine(seed=...) makes them reproducible",

@@ -224,7 +224,7 @@ class GradientEngine:
         small = [p for p, g in gradients.items() if isinstance(g, Instantiated) and 0 < p.numel() <= _SMALL]
         if small:
             of_small: Any = ((p, gradients.pop(p)) for p in small)
-            rows = torch.cat([widened(g.gradients.reshape(-1, p.numel())) for p, g in of_small], 1)
+            rows = torch.cat([widened(g.gradients.reshape(len(g.gradients), -1)) for p, g in of_small], 1)
             parts.append((small, Instantiated(rows)))
         parts += [([p], gradients.pop(p)) for p in list(gradients)]
         norms = torch.stack([g.squared_norms for _, g in parts]).sum(0).sqrt_()

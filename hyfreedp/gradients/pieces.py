@@ -139,7 +139,7 @@ class Partition:
         pieces: those with which a pass begins; after it, those that it has computed.
         begin: called with a piece and 0, or with a sample computed alone and attempt 1, 2, ..., to seed its random
             numbers. By default they are not seeded, and every pass begins with the caller's, which it does not use up.
-        checked: whether to check the loss for memory of samples that Python saw; False: of those alone; None: never.
+        checked: what is computed twice to find a loss with memory: True: any piece; False: samples alone; None: none.
     """
 
     pieces: list[Piece]

@@ -52,8 +52,8 @@ def _matmul(one_pass: Pass, func: Any, input: Tensor, other: Tensor) -> Any:
 
 def _product(one_pass: Pass, input: Tensor, weight: Any, bias: Any, *, transposed: bool) -> Any:
     """x W^T + b, or, ``transposed``, x W + b."""
-    x = samples_if_trained(one_pass, input, weight, bias)
-    if x is None or x.dim() < 2 or weight.dim() != 2 or (bias is not None and bias.dim() != 1):
+    x, outputs = samples_if_trained(one_pass, input, weight, bias), weight.shape[transposed:][:1]
+    if x is None or x.dim() < 2 or weight.dim() != 2 or (bias is not None and bias.shape != outputs):
         return NotImplemented
 
     def call(x: Tensor) -> Tensor:

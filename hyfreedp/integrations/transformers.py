@@ -3,7 +3,7 @@
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import MISSING, fields
 from itertools import islice
 from typing import Any
@@ -22,19 +22,15 @@ from hyfreedp.data.batches import Records
 from hyfreedp.integrations.closure import ClosureOptimizer, epsilon_is_due, warn_of_log
 from hyfreedp.pytorch.wrapper import check_arguments, stepping
 
+_PIECES = "give the whole batch as per_device_train_batch_size; privacy={'max_physical_batch_size': ...} bounds memory"
 _BY_LENGTH = "batches are Poisson samples, and records of one length are computed together"
 _TOKENS = "the tokens of the batches that were drawn are not private"
 _WHOLE = "the model must be whole on every process; start the same script by torchrun"
 _UPLOADS = "it uploads output_dir, which holds the key of all noise"
 # TrainingArguments that a private run cannot follow, and what to do instead. docs/trainers.md lists all arguments.
 REFUSED = {
-    "gradient_accumulation_steps": "give the whole batch as per_device_train_batch_size, and the size of its pieces as "
-    "privacy={'max_physical_batch_size': ...}",
-    "auto_find_batch_size": "the batch size is part of the privacy plan; privacy={'max_physical_batch_size': ...} "
-    "bounds memory",
-    "torch_empty_cache_steps": "privacy={'max_physical_batch_size': ...} bounds memory",
-    "max_grad_norm": "the gradient of every record is normalised; to clip it at a norm instead, give "
-    "privacy={'clipping': hyfreedp.gradients.AbadiClipping(norm)}",
+    **dict.fromkeys(("gradient_accumulation_steps", "auto_find_batch_size", "torch_empty_cache_steps"), _PIECES),
+    "max_grad_norm": "gradients are normalised; to clip instead: privacy={'clipping': hyfreedp.AbadiClipping(norm)}",
     "dataloader_drop_last": "batches are Poisson samples, none of which is left over at the end",
     "dataloader_in_order": "a checkpoint counts batches in their order",
     **dict.fromkeys(("group_by_length", "train_sampling_strategy"), _BY_LENGTH),
@@ -63,7 +59,7 @@ class PrivateTrainer(Trainer):
     epsilon and the learning rate. It does not log losses, gradient norms, operation counts and times, which are not
     private. A new trainer resumes from a checkpoint bit for bit. Checkpoints may be published. The key of all noise is
     in a separate file, ``_hyfreedp-....key`` in ``output_dir``: keep it secret; resuming needs it. Arguments that a
-    private run cannot follow, such as ``learning_rate`` if the rate is learned, must keep their defaults.
+    private run cannot follow, such as ``learning_rate`` if the rate is learned, raise ValueError unless at defaults.
 
     Args:
         loss: maps the model and one record, which the data collator has made alone, to one number; None: the Trainer's
@@ -76,9 +72,6 @@ class PrivateTrainer(Trainer):
 
     Attributes:
         private: the private optimizer; None before training.
-
-    Raises:
-        ValueError: arguments of the Trainer that a private run cannot follow.
     """
 
     model: Any
@@ -196,9 +189,19 @@ class PrivateTrainer(Trainer):
         return torch.zeros((), device=self.args.device)
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
-        """As the Trainer's, with the weights with which the run would end if it ended now."""
-        with nullcontext() if self.private is None else self.private.averaged():
+        """As the Trainer's, with the :meth:`_averaged` weights."""
+        with self._averaged():
             return super().evaluation_loop(*args, **kwargs)
+
+    def save_model(self, *args: Any, **kwargs: Any) -> None:
+        """As the Trainer's, with the weights that are evaluated; a resumed run takes its own from the optimizer."""
+        with self._averaged():
+            super().save_model(*args, **kwargs)
+
+    def _averaged(self) -> AbstractContextManager[None]:
+        """A context with the weights with which the run would end now, or those of the best checkpoint once loaded."""
+        loaded = self.args.load_best_model_at_end and not self.is_in_train
+        return nullcontext() if self.private is None or loaded else self.private.averaged()
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         """As the Trainer's; the card ends with the privacy statement of the run so far."""
@@ -249,9 +252,8 @@ class _Progress(ProgressCallback):
         if state.is_world_process_zero and (private := self.trainer.private) is not None:
             if epsilon_is_due(private):
                 self.epsilon = private.epsilon_spent()
-            rate = private.param_groups[0]["lr"]
             bar: Any = self.training_bar
-            bar.set_postfix(epsilon=self.epsilon, rate=float(rate), refresh=False)
+            bar.set_postfix(epsilon=self.epsilon, rate=float(private.param_groups[0]["lr"]), refresh=False)
         super().on_step_end(args, state, control, **kwargs)
 
 

@@ -234,7 +234,9 @@ axis.set_yticks(range(len(names)), names)
 axis.invert_yaxis()
 axis.set_xlabel("points to the best of 16 runs, ± standard error of the mean of five (beyond 5 logarithmic)")
 furthest = -compared[compared.method == "robust"].gap.min()
-axis.set_title(f"Preset robust is at most {furthest:.1f} points behind a rate tuned by hand; preset paper from 1e-4 is not")
+axis.set_title(
+    f"Preset robust is at most {furthest:.1f} points behind a rate tuned by hand; preset paper from 1e-4 is not"
+)
 plots.shared_legend(figure, [axis], ncols=3)
 claim = 'Tab. "cv_main": HyFreeDP matches or surpasses NonDP-GS, the tuned upper bound, on most data sets.'
 made = {"parameters": parameters, "claim": claim, "inputs": ["data/results/laptop/accuracy.csv"]}

@@ -3,6 +3,7 @@
 import copy
 import math
 import random
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -76,7 +77,7 @@ def test_a_state_of_another_run_is_refused_by_the_field_that_differs(field):
     saved = copy.deepcopy(optimizer.state_dict())
     _, other, _ = make(**OTHER_RUNS[field])
     random = torch.get_rng_state()
-    with refused(other, f"the state is of another run: {field} is|another noise split.*{field}: 1.0 != 2.0"):
+    with refused(other, f"the state is of another run: {field} is|another noise split.*{field}: 1.0 != 2.0.* make"):
         other.load_state_dict(saved)
     assert torch.equal(torch.get_rng_state(), random)
     _, same, _ = make(**preset)
@@ -136,6 +137,16 @@ def test_a_batch_is_never_served_again_as_fresh():
         assert len(batch[1]) == 0
         optimizer.step(losses(model), batch)
         break
+
+
+def test_a_step_that_fails_once_it_is_counted_is_passed_over():
+    """The loader gave its batch for ever, which the ledger refused."""
+    _, optimizer, loader = wire(make_data(), steps=3)
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(MemoryError):
+        patch.setattr(optimizer._base, "set_gradients", Mock(side_effect=MemoryError))
+        train(optimizer, loader)
+    train(optimizer, loader)
+    assert optimizer.guarantee and [row["step"] for row in optimizer.history] == [1, 2]
 
 
 def test_the_support_reaches_beyond_eight_sigma(monkeypatch):

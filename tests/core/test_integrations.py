@@ -260,6 +260,18 @@ def test_a_checkpoint_of_the_trainer_goes_on_bit_for_bit_with_the_key_of_its_run
         trainer(engine=99).train(resume_from_checkpoint=checkpoint)
 
 
+@pytest.mark.parametrize("stopped", [False, True])
+def test_the_checkpoint_that_the_trainer_chooses_has_the_weights_that_it_evaluated(trainer, stopped):
+    """The average so far; also where the run is stopped afterwards, with another average."""
+    library = pytest.importorskip("transformers")
+    choosing = {"eval_strategy": "steps", "eval_steps": 3, "load_best_model_at_end": True, "greater_is_better": False}
+    given = {"callbacks": [library.EarlyStoppingCallback(1)] if stopped else []}
+    run = trainer({"target_epsilon": math.inf}, given=given, metric_for_best_model="loss", **choosing, **SAVING)
+    run.train()
+    assert (run.private.steps_left > 0) == stopped and run.state.best_global_step == 6
+    assert run.evaluate()["eval_loss"] == pytest.approx(run.state.best_metric, rel=1e-5)
+
+
 def test_the_trainer_uploads_no_key(trainer, tmp_path, monkeypatch):
     """Nor do the checkpoints that it uploads hold one."""
     library = pytest.importorskip("transformers.trainer")

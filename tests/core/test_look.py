@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections import Counter
+from contextlib import suppress
 
 import pytest
 import torch
@@ -341,6 +342,29 @@ def test_a_run_may_be_evaluated_at_its_average_before_it_ends():
     shares = torch.tensor([math.prod((t + i) / (STEPS - 1 + i) for i in range(8)) for t in range(1, STEPS)])
     expected = (shares[:, None] * torch.stack(path[:-1])).sum(0) / shares.sum()
     torch.testing.assert_close(average, expected.to(average.dtype), rtol=1e-5, atol=1e-6)
+
+
+def test_weights_that_were_moved_in_part_are_put_back():
+    for fatal in itertools.count(1):
+        model, optimizer = start(steps=10, data=make_data(400), batch_size=100, target_epsilon=1e3)
+        loss, learner, calls, first, batch = cross_entropy(model), optimizer.rate_learner, [], *make_batches([100] * 2)
+        optimizer.step(loss, first)
+        before, move = flat(model), learner._set
+
+        def in_part(weights, calls=calls, move=move, fatal=fatal, parameters=learner._parameters):
+            calls.append(weights)
+            if len(calls) != fatal:
+                return move(weights)
+            parameters[0].data.copy_(weights[0])
+            raise KeyboardInterrupt
+
+        learner._set = in_part
+        with suppress(KeyboardInterrupt):
+            optimizer.step(loss, batch)
+        if len(calls) < fatal:
+            break
+        assert torch.equal(flat(model), before)
+    assert fatal > 4
 
 
 def test_an_error_in_or_after_a_look_leaves_all_as_it_was_and_the_same_batch_looks_the_same():

@@ -87,6 +87,10 @@ USES = {  # the parameter's shape, what is done with it and h (1, 5, 6), and why
     "product": ((6, 4), lambda h, p: h @ p @ p.T),
     "batched product": ((1, 2, 3, 3), lambda h, p: (h.view(len(h), 5, 2, 3).transpose(1, 2) @ p).reshape_as(h)),
     "addmm": ((6, 6), lambda h, p: torch.addmm(p[0], h[0], p)[None]),
+    "one number for all outputs": (
+        (1,),
+        lambda h, p: F.linear(h, torch.eye(6).to(h), p) * torch.addmm(p, h[0], torch.eye(6).to(h)),
+    ),
     "convolution": ((5, 5, 3), lambda h, p: F.conv1d(h, p - p.mean(), padding=1)),
     "transposed convolution": ((5, 5, 3), lambda h, p: F.conv_transpose1d(h, p, p[0, :, 0], padding=1)),
     "transposed, of stride 2": ((5, 1, 3), lambda h, p: F.conv_transpose1d(h, p, None, 2, 1, 1, 5)[..., ::2]),
