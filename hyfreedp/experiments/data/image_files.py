@@ -74,7 +74,7 @@ class Copy:
 
 
 def of_torchvision(kind: str, folder: Path, download: bool) -> tuple[Part, Part]:
-    """CIFAR10, CIFAR100 with its fine labels (Krizhevsky, 2009) or FashionMNIST (Xiao et al., 2017), by torchvision.
+    """CIFAR10, CIFAR100 (fine labels), FashionMNIST (Xiao et al., 2017) or MNIST (LeCun et al., 1998), by torchvision.
 
     FashionMNIST files that are already there are not verified.
     """

@@ -120,6 +120,7 @@ TASKS: dict[str, Task | LanguageTask] = {
     "gtsrb_20k": _images("gtsrb", 43, PART),
     "fashion_20k": _images("fashion_mnist", 10, PART),
     "cifar100_20k": _images("cifar100", 100, PART),
+    "mnist_20k": _images("mnist", 10, PART),
     "cifar10": _images("cifar10", 10),
     "cifar100": _images("cifar100", 100),
     "svhn": _images("svhn", 10),
