@@ -17,7 +17,7 @@ PROTOCOL = {
     "svhn": (73_257, 1000, 370, 4.453e-6),
     "gtsrb": (39_209, 1000, 200, 8.857e-6),
     "food101": (75_750, 1000, 380, 4.292e-6),
-    **dict.fromkeys(("fashion_20k", "cifar100_20k"), (20_000, 400, 250, 1.857e-5)),
+    **dict.fromkeys(("fashion_20k", "cifar100_20k", "mnist_20k"), (20_000, 400, 250, 1.857e-5)),
     **dict.fromkeys(("restaurants", "reports"), (6000, 64, 40, 6.983e-5)),
     "e2e": (42_061, 1024, 420, 8.199e-6),  # 10 epochs
 }
