@@ -74,7 +74,6 @@ PRESETS: dict[str, Preset] = {
     "fixed": Preset(probe="none"),
 }
 
-
 _WEIGHTS = "weights go to each step: optimizer.step(loss, batch, weights=...), PrivateTrainer(weights=...)"
 
 # Arguments that belong elsewhere, most of them of Opacus's PrivacyEngine, and what to do instead.
