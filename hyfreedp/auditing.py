@@ -5,7 +5,7 @@ under randomized response, so many right guesses refute a claim. One run suffice
 """
 
 import math
-from collections.abc import Callable, Generator, Iterator, Sequence, Sized
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -99,18 +99,18 @@ def audit(
         collate_fn: makes a batch of one canary for the loss, as your loader does.
         seed: of the coins, for reproducible runs; None: from the operating system.
 
-    Raises:
-        TypeError: ``train`` does not yield.
-        ValueError: fewer than two canaries, a number out of range, or a loss that is not one number.
+    TypeError if ``train`` does not yield; ValueError for fewer than two canaries, or a loss that is not one number.
     """
     check_type("train", train, Callable, "a function of a data set")
     check_type("collate_fn", collate_fn, Callable, "a function of a list of records")
-    for name, given in (("records", records), ("canaries", canaries)):
-        check_type(name, given, Sized, "a data set with a length")
+    try:
+        _, number = len(records), len(canaries)
+    except TypeError as error:
+        raise TypeError(f"records and canaries must have a length, as map-style data sets: {error}") from None
     check_number("confidence", confidence, "(0, 1)")
     check_number("delta", delta, "[0, 1)")
-    if len(canaries) < 2:
-        raise ValueError(f"canaries must be at least 2, some hundred rather, got {len(canaries)}")
+    if number < 2:
+        raise ValueError(f"canaries must be at least 2, some hundred rather, got {number}")
     coins = NoiseGenerator(seed).child("canaries").uniform(len(canaries)).numpy() < 0.5
     included = [canary for canary, coin in zip(canaries, coins, strict=True) if coin]
     run: Any = train(ConcatDataset([records, included]))  # type: ignore[list-item]
