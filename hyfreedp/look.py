@@ -227,8 +227,7 @@ class LookedRate(RateLearner):
         along = self._level / level
         if self._steps_made > FIRST_LOOK_STEP:
             along = min(1.0, along)
-        moved = [start.lerp(p, along) for start, p in zip(self._start, present, strict=True)]
-        self._set(present if along == 1 else moved)
+        self._set(present if along == 1 else [w.lerp(p, along) for w, p in zip(self._start, present, strict=True)])
         rates, released = tuple(rung * first for rung in LADDER), tuple(margins.get(j) for j in range(VOTES))
         return LookResult(rates, released, std, chosen * first, self.eta, along)
 

@@ -117,7 +117,7 @@ composed(lambda v, g, dim=0: v * (g / torch.norm_except_dim(v, 2, dim)), torch._
 composed(partial(_widely, _bilinear), F.bilinear)
 composed(_embedding_of_samples, F.embedding)
 composed(_embedding_bag, F.embedding_bag)
-composed(lambda x, *others, **named: NotImplemented if others or named else x.nonzero(as_tuple=True), torch.where)
+composed(lambda condition, *args, **kw: NotImplemented if args or kw else condition.nonzero(as_tuple=True), torch.where)
 composed(Tensor.all, torch._is_all_true)  # which functorch maps wrongly; torch.distributions check arguments by it
 composed(partial(_widely, _kl_div), torch.kl_div)
 composed(partial(_widely, _margin_ranking_loss), torch.margin_ranking_loss)

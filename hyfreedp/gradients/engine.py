@@ -130,7 +130,7 @@ class GradientEngine:
             piece = todo.pop()
             decisions = Decisions(piece.path, piece.wanted)
             try:
-                computed = iter([(piece, self._mapped(loss, piece, decisions, partition.begin, trained))])
+                computed = [(piece, self._mapped(loss, piece, decisions, partition.begin, trained))]
             except Regroup as regroup:
                 todo += regroup.pieces(piece)
                 continue

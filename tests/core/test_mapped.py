@@ -240,6 +240,7 @@ DECISIONS: dict[str, tuple[Loss, int]] = {
     "in": (lambda m, x, k: m(x).sum() * (1 + (0 in k)), 2),
     "nonzero": (lambda m, x, k: m(x).sum() * (1 + torch.nonzero(input=x > 0, as_tuple=True)[-1].sum()), 2),
     "where": (lambda m, x, k: m(x).sum() * (1 + torch.where(x > 0)[-1].sum()), 2),
+    "where by name": (lambda m, x, k: m(x).sum() * (1 + torch.where(condition=x > 0)[-1].sum()), 2),
     "sorted": (lambda m, x, k: m(x).sum() * sorted(torch.cat([k, 2 - k]))[1], 2),
     "without gradients": (lambda m, x, k: m(x).sum() * (1 + torch.no_grad()(lambda: bool(m(x) > 0))()), 2),
     "nested": (nested, 3),

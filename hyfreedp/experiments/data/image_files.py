@@ -74,9 +74,9 @@ class Copy:
 
 
 def of_torchvision(kind: str, folder: Path, download: bool) -> tuple[Part, Part]:
-    """CIFAR10, CIFAR100 (fine labels), FashionMNIST (Xiao et al., 2017) or MNIST (LeCun et al., 1998), by torchvision.
+    """CIFAR10, CIFAR100 (fine labels; Krizhevsky, 2009), FashionMNIST (Xiao et al., 2017), MNIST (LeCun et al., 1998).
 
-    FashionMNIST files that are already there are not verified.
+    By torchvision, which does not verify files of the latter two that are already there.
     """
     from torchvision import datasets
 
