@@ -189,8 +189,7 @@ def p_value(right: int, guesses: int, canaries: int, epsilon: float, delta: floa
     tail = float(binom.sf(right - 1, guesses, chance))
     fewer = np.arange(1, right + 1)  # i
     gained = np.cumsum(binom.pmf(right - fewer, guesses, chance))  # f(v - i) - f(v)
-    slope = float(np.max(gained / fewer, initial=0.0))
-    return min(1.0, tail + 2 * canaries * delta * slope)
+    return min(1.0, tail + 2 * canaries * delta * float(np.max(gained / fewer, initial=0.0)))
 
 
 def epsilon_bound(right: int, guesses: int, canaries: int, delta: float, confidence: float = 0.95) -> float:

@@ -128,8 +128,7 @@ class LossSearch(RateLearner):
         return {"eta": self.eta, "loss_threshold": self.loss_threshold}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._eta = state["eta"]
-        self.loss_threshold = state["loss_threshold"]
+        self._eta, self.loss_threshold = state["eta"], state["loss_threshold"]
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(losses with {self._text})"

@@ -9,10 +9,7 @@ from twins import flat
 
 from hyfreedp import Statement
 
-pytestmark = [
-    pytest.mark.whole,
-    pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true:UserWarning"),
-]
+pytestmark = [pytest.mark.whole, pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true:UserWarning")]
 BLOCKS = dict(zip(("classification", "language", "lightning", "accelerate"), programs("docs/trainers.md"), strict=True))
 
 

@@ -230,8 +230,7 @@ def _taken_apart(record: Any) -> tuple[list[Tensor], Any]:
         tensors.append(leaf.as_subclass(Tensor).clone())
         return Slot(len(tensors) - 1)
 
-    form = map_leaves(take, record)
-    return tensors, form
+    return tensors, map_leaves(take, record)
 
 
 def is_plain(leaf: Any) -> bool:

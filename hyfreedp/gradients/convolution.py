@@ -13,6 +13,7 @@ from hyfreedp.gradients.rules import samples_if_trained
 from hyfreedp.pytorch.devices import exact_convolutions
 
 Each = tuple[int, ...]  # one number per spatial dimension
+_pad: Any = torch._C._nn.pad  # type: ignore[attr-defined]  # F.pad may have been replaced
 _TRANSPOSED = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
 
 
@@ -33,7 +34,7 @@ def _convolution(
     stride, dilation = (_each(sizes.get(name, 1), dims) for name in ("stride", "dilation"))
     if padding == "same":  # the larger half of an odd total is at the end
         totals = [d * (k - 1) for d, k in zip(dilation, weight.shape[2:], strict=True)]
-        x = F.pad(x, [side for total in reversed(totals) for side in (total // 2, total - total // 2)])
+        x = _pad(x, [side for total in reversed(totals) for side in (total // 2, total - total // 2)])
     padding = _each(0 if isinstance(padding, str) else padding, dims)
     output_padding = _each(sizes.get("output_padding", 0), dims)
     if any(extra >= step for extra, step in zip(output_padding, stride, strict=True)):
@@ -70,7 +71,7 @@ def _weight_gradients(
 
     def patches(x: Tensor) -> Tensor:
         """The patch of the input at each of T output positions, (B, R T, C * kernel)."""
-        x = F.pad(x, [side for each in reversed(padding) for side in (each, each)])
+        x = _pad(x, [side for each in reversed(padding) for side in (each, each)])
         for i in range(n):  # windows, (B, R, C, *positions, *kernel)
             x = x.unfold(3 + i, dilation[i] * (kernel[i] - 1) + 1, stride[i])[..., :: dilation[i]]
         by_position = x.permute(0, 1, 2, *range(3 + n, 3 + 2 * n), *range(3, 3 + n)).flatten(3 + n).flatten(2, 2 + n)

@@ -13,7 +13,6 @@ One backward pass outside of the map then gives all gradients. It also asks for 
 If there is one, a parameter was used where nothing was intercepted (in a script, say), and the map is rejected.
 """
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import lru_cache
@@ -37,6 +36,7 @@ from hyfreedp.pytorch.devices import without_autocast
 Gradients = dict[nn.Parameter, PerSampleGradients]
 Call = Callable[[Tensor], Tensor]
 Backward = Callable[[Any, Tensor, bool], Tensor | None]
+_OF_TORCH: Any = Tensor.__torch_function__, nn.Parameter.__torch_function__
 
 _REPLACEMENTS: dict[Any, list[Callable[..., Any]]] = {}  # by torch function, in order
 
@@ -175,6 +175,8 @@ class Pass(Isolated):
         if self.level.is_left or func in operations.METADATA:
             return func(*args, **(kwargs or {}))
         try:
+            if types and any(kind.__torch_function__ not in _OF_TORCH for kind in types):
+                raise Unmappable("a kind of tensor, whose own code would see all samples")
             return self._intercept(func, args, kwargs or {})
         except BaseException as error:
             if type(error).__module__ != "torch.utils.checkpoint":  # whose recomputation is ended by an exception
@@ -184,8 +186,7 @@ class Pass(Isolated):
     @contextmanager
     def entered(self) -> Iterator[None]:
         """A context within the level, for code of the loss. It raises what an operation raised, even if caught."""
-        # Compiled functions run uncompiled; torch._dynamo is imported if there are any.
-        eager: Any = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
+        eager: Any = torch.compiler.set_stance("force_eager")  # compiled functions run uncompiled
         caught = False
         try:
             with eager, functorch.shown(self._marked), self.level, self:
@@ -225,11 +226,10 @@ class Pass(Isolated):
         """Unmappable if a mode or hooks would see the tensors of all samples; notes the hooks of a checkpoint."""
         if functorch.dispatch_modes() > 0:
             raise Unmappable("a TorchDispatchMode")
-        if (hooks := functorch.saved_hooks(False)) is None:
-            return
-        if getattr(hooks[0], "__module__", "") != "torch.utils.checkpoint":
-            raise Unmappable("hooks on saved tensors")
-        self.checkpoints = True
+        if (hooks := functorch.saved_hooks(False)) is not None:
+            if getattr(hooks[0], "__module__", "") != "torch.utils.checkpoint":
+                raise Unmappable("hooks on saved tensors")
+            self.checkpoints = True
 
     def _by_functorch(self, func: Any, args: Any, kwargs: dict[str, Any], trained: bool) -> Any:
         """The result of an operation without replacement; ``trained``: whether arguments are trained parameters."""
@@ -265,9 +265,9 @@ class Pass(Isolated):
 
     def check(self, t: Any) -> None:
         """Refuse a tensor of another pass, wrapped ones too. (functorch reuses its numbers of levels.)"""
-        while not self.is_own(t) and is_wrapped(t):
-            if self.level.holds(t):
-                raise Unmappable("what no operation of torch shows, as a compiled script")
+        while not self.is_own(t) and (is_wrapped(t) or type(t).__torch_dispatch__ is not Tensor.__torch_dispatch__):
+            if self.level.holds(t) or not is_wrapped(t):
+                raise Unmappable("what no operation of torch shows, as a compiled script, or a kind of tensor")
             t = functorch.unwrapped(t)
 
     def repeated(self, arg: Any) -> Any:
@@ -300,8 +300,7 @@ class Pass(Isolated):
         if not losses.requires_grad:
             return {}
         copies = [*self._copies.values()]
-        uses: dict[nn.Parameter, list[PerSampleGradients]] = {}
-        self._uses = uses
+        uses = self._uses = dict[nn.Parameter, list[PerSampleGradients]]()
         with without_autocast(losses.device), self.entered() if self.checkpoints else nullcontext():  # it would round
             found = functorch.backward(losses, [*copies, *self.trained.values(), self.anchor])
         self._uses = None

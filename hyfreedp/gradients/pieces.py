@@ -171,5 +171,4 @@ class Partition:
         joined = torch.cat(list(parts))
         if len(parts) == 1:
             return joined
-        rows = torch.cat([piece.rows for piece in self.pieces])
-        return joined[rows.argsort().to(device, non_blocking=True)]
+        return joined[torch.cat([piece.rows for piece in self.pieces]).argsort().to(device, non_blocking=True)]

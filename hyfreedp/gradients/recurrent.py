@@ -41,8 +41,7 @@ def unrolled(mode: str, input: Tensor, hx: Any, weights: Any, *settings: Any) ->
         x = torch.cat(outputs, 2)
         if dropout and train and number < num_layers - 1:
             x = F.dropout(x, dropout)
-    final = tuple(torch.stack(states) for states in zip(*ends, strict=True))
-    return x if batch_first else x.transpose(0, 1), *final
+    return x if batch_first else x.transpose(0, 1), *(torch.stack(states) for states in zip(*ends, strict=True))
 
 
 def recurrence(inputs: Tensor, weight: Any, bias: Any, projection: Any, mode: str, *state: Tensor) -> State:

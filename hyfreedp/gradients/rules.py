@@ -36,7 +36,7 @@ def samples_if_frozen(one_pass: Pass, x: Any, *parameters: Any) -> Tensor | None
 @rule(F.linear)
 def _linear(one_pass: Pass, func: Any, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
     if (x := samples_if_frozen(one_pass, input, weight, bias)) is not None:
-        return one_pass.of_sample(F.linear(x, weight, bias))
+        return one_pass.of_sample(func(x, weight, bias))
     return _product(one_pass, input, weight, bias, transposed=False)
 
 
@@ -57,7 +57,8 @@ def _product(one_pass: Pass, input: Tensor, weight: Any, bias: Any, *, transpose
         return NotImplemented
 
     def call(x: Tensor) -> Tensor:
-        return F.linear(x, weight.mT if transposed else weight, bias)
+        # F.linear may have been replaced, as by libraries that quantise, with code that would see all samples.
+        return torch._C._nn.linear(x, weight.mT if transposed else weight, bias)  # type: ignore[attr-defined]
 
     def backward(x: Tensor | None, g: Tensor, wanted: bool) -> Tensor | None:
         if one_pass.is_trained(bias):

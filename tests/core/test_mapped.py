@@ -368,8 +368,7 @@ def divergences(m: nn.Module, x: Tensor, k: Tensor) -> Tensor:
 
 def margins(m: nn.Module, x: Tensor, k: Tensor) -> Tensor:
     better = F.margin_ranking_loss(m(x)[:, 0], m(x.square())[:, 0], 1.0 - k, margin=0.5)
-    apart = F.triplet_margin_loss(m(x) * x, m(x.square()) * x, m(-x) + x, swap=True)
-    return better + apart
+    return better + F.triplet_margin_loss(m(x) * x, m(x.square()) * x, m(-x) + x, swap=True)
 
 
 def test_losses_are_of_float32_under_autocast() -> None:

@@ -56,8 +56,7 @@ def test_a_fixed_rate_follows_a_scheduler_as_in_plain_torch(name, base, on):
     weights, rates = plain_loop(base, SCHEDULERS[name])
     for batch, expected in zip(make_batches(SIZES), rates, strict=True):
         assert optimizer.eta == expected[0]
-        record = optimizer.step(cross_entropy(model), batch)
-        assert record.eta == expected[0]
+        assert optimizer.step(cross_entropy(model), batch).eta == expected[0]
         assert [group["lr"] for group in optimizer.param_groups] == pytest.approx(expected, rel=1e-14)
         scheduler.step()
     torch.testing.assert_close(flat(model), weights, rtol=1e-9, atol=1e-12)

@@ -37,8 +37,7 @@ def test_bounds_of_a_gaussian_are_below_the_truth_as_often_as_they_say_and_not_f
 
 
 def test_nothing_is_found_where_nothing_is_and_the_threshold_is_judged_on_fresh_runs():
-    random = np.random.default_rng(1)
-    assert releases.bounds(gaussian(0.0, 10_000, random), [0.0, 1e-3]).lower_bound.max() < 0.5
+    assert releases.bounds(gaussian(0.0, 10_000, np.random.default_rng(1)), [0.0, 1e-3]).lower_bound.max() < 0.5
     without, planted = np.zeros(1000), np.concatenate([np.ones(500), np.zeros(500)])
     assert releases.best_score(without, planted, 0.0) == Score(0, 0, 500)
 

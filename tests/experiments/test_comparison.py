@@ -63,8 +63,7 @@ def test_the_number_of_random_runs_is_geometric_and_their_rates_uniform(monkeypa
     drawn = [Entry(LEARNER, 3.0, "random_search", seed).searches() for seed in range(1000)]
     lengths = Counter(min(len(runs), 8) for runs in drawn)
     probabilities = [(2 / 3) ** (k - 1) / 3 for k in range(1, 8)] + [(2 / 3) ** 7]
-    counts = [lengths[k] for k in range(1, 9)]
-    assert stats.chisquare(counts, 1000 * np.array(probabilities)).pvalue > 1e-4
+    assert stats.chisquare([lengths[k] for k in range(1, 9)], 1000 * np.array(probabilities)).pvalue > 1e-4
     rates = Counter(spec.learning_rate for runs in drawn for spec in runs)
     assert set(rates) == set(EXTENDED_GRID)
     assert stats.chisquare(list(rates.values())).pvalue > 1e-4
