@@ -158,8 +158,7 @@ class PrivacyEngine:
             if not computes_noise(device):
                 raise ValueError(
                     "module must be where float64 and 64-bit integers are computed as on the CPU, as losses and noise "
-                    f"are, but {device.type!r} failed that test (MPS has no float64): call module.to('cpu') before "
-                    "making the optimizer"
+                    f"are, but {device.type!r} failed that test (MPS has no float64): call module.to('cpu') first"
                 )
             if not module.training:
                 raise ValueError("module must be in train mode: call module.train() first")

@@ -180,6 +180,7 @@ class LookedRate(RateLearner):
         self._steps_made, self._level = 0, 1.0  # the level is the current rate as a multiple of the first
         self._start: list[Tensor] = []  # the initial weights, until the last look
         self._average: list[Tensor] = []
+        self._shown = False  # whether the model has the average
         self._undo: tuple[list[Tensor], float] | None = None  # weights and level before a look, while it can be undone
 
     @property
@@ -193,6 +194,7 @@ class LookedRate(RateLearner):
 
     def on_step_start(self, step: int) -> None:
         """At the first step, keep the initial weights and compute the first rate."""
+        self._refuse_averaged()
         self._steps_made = step
         if step == 0:
             self._c0 = public_start(*self._public)  # again: now all processes have rank 0's weights
@@ -276,18 +278,24 @@ class LookedRate(RateLearner):
     @contextmanager
     def averaged(self) -> Iterator[None]:
         """A context in which the model has the averaged weights."""
-        present = [p.detach().clone() for p in self._parameters]
+        present, self._shown = [p.detach().clone() for p in self._parameters], True
         try:
             self._set(self._average or present)
             yield
         finally:
             self._set(present)
+            self._shown = False
+
+    def _refuse_averaged(self) -> None:
+        if self._shown:
+            raise RuntimeError("averaged() gives weights to evaluate and save: leave it before a step or a checkpoint")
 
     @torch.no_grad()
     def _set(self, weights: list[Tensor] | tuple[Tensor, ...]) -> None:
         torch._foreach_copy_(self._parameters, weights)
 
     def state_dict(self) -> dict[str, Any]:
+        self._refuse_averaged()
         weights = {"start": list(self._start), "average": list(self._average)}
         return {"c0": self._c0, "unit": self._unit, "level": self._level} | weights
 

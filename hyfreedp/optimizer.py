@@ -129,6 +129,7 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
             eta = learner.eta * self.plan.rate_factor(t)
             if math.isnan(eta):  # no rate is known yet, since all gradients so far were zero
                 eta = 0.0
+            self._run.history.append(StepRecord(t, eta, None, look).to_dict())  # until the step is whole
             if kind == "losses":
                 move = self._base.step_along(eta)  # line 5
                 try:
@@ -149,7 +150,7 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
             join = self.processes.join_samples
             diagnostics = raw_values(join(losses.double()), join(norms), None if probed is None else join(probed))
         record = StepRecord(t, eta, probe, look, diagnostics)
-        self._run.history.append(record.to_dict())
+        self._run.history[-1] = record.to_dict()
         return record
 
     def _begin(self, t: int) -> None:

@@ -85,8 +85,7 @@ class PrivacyLedger:
         contiguous = [step for step, *_ in released] == list(range(len(released)))
         if not contiguous or not steps <= len(released) <= self.split.steps:
             raise ValueError(
-                f"the saved state counts {steps} steps and {len(released)} released ones, which the plan of "
-                f"{self.split.steps} steps does not allow"
+                f"the plan of {self.split.steps} steps does not allow {steps}, and {len(released)} released"
             )
         loaded = PrivacyLedger(self.split)
         for step, *tags in [*released, *known]:

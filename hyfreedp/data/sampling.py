@@ -97,9 +97,8 @@ class PoissonSampler(Sampler[Drawn]):
             last = "none so far" if yielded is None else f"that of step {yielded} last"
             raise RuntimeError(
                 f"the batch of step {step} must come from the private loader, which gave {last}: pass every batch to "
-                "optimizer.step exactly once, empty ones too, before the next is fetched (ahead by num_workers, not by "
-                "a thread), and begin a new pass over the loader after a step that failed (itertools.cycle and lists "
-                "give old batches again). Batches of your own need make_private_with_epsilon(without_guarantee=True)"
+                "optimizer.step exactly once, empty ones too, before the next is fetched (no list, itertools.cycle or "
+                "thread), and begin a new pass after a step that failed. Your own batches need without_guarantee=True"
             )
         if size != samples:
             raise ValueError(
@@ -230,7 +229,7 @@ def poisson_loader(
             f"data_loader must be a plain DataLoader, got {library}'s {type(loader).__name__}: give the one behind it"
         )
     if isinstance(loader.dataset, IterableDataset) or not isinstance(loader.dataset, Sized):
-        raise ValueError("data_loader must be over a map-style data set with a __len__, to be Poisson-sampled")
+        raise ValueError("data_loader must be over a map-style data set with a __len__, as list(dataset) is")
     if loader.batch_size is None:
         raise ValueError(
             "data_loader must have a batch_size and no batch_sampler: each record is drawn with probability "
@@ -241,11 +240,8 @@ def poisson_loader(
     owned = None if owners is None else _owned(owners, num_records)
     num_records = num_records if owned is None else len(owned)
     if loader.batch_size > num_records:
-        what = "records" if owned is None else "owners, of which it is to draw so many"
-        raise ValueError(
-            f"data_loader's batch_size must be at most the number of {what}, {num_records}, got {loader.batch_size}: "
-            "each is drawn with probability batch_size / N"
-        )
+        what = f"the {num_records} records" if owned is None else f"the {num_records} owners, of whom it draws so many"
+        raise ValueError(f"data_loader's batch_size must be at most {what}, got {loader.batch_size}")
     if records_per_owner is not None:
         check_count("records_per_owner", records_per_owner, 1)
         if owned is None:
@@ -283,15 +279,11 @@ def _check_repeated(dataset: Any, allowed: int, owned: list[list[int]] | None) -
     if most <= allowed:
         return
     if owned is not None:
-        raise ValueError(
-            f"owners must give each record one owner, but one that is in the data several times has {most}: leave its "
-            "repetitions out, or give them one id"
-        )
+        raise ValueError(f"owners must give repetitions of a record one id, but one has {most}: leave them out")
     raise ValueError(
         f"data_loader must be over data that hold each record {'once' if allowed == 1 else f'{allowed} times'}, but "
-        f"one is there {most} times, as by a Subset with repeated indices or a ConcatDataset of one data set, and "
-        "would count so often. Leave repetitions out (more epochs do as well, and weights= of optimizer.step lets "
-        f"others count for less), or pay for them by records_per_person={most}"
+        f"one is there {most} times, as by a Subset with repeated indices or a ConcatDataset of one data set: "
+        f"leave repetitions out (more epochs do as well), or pay for them by records_per_person={most}"
     )
 
 
@@ -324,10 +316,7 @@ def _owned(owners: Any, records: int) -> list[list[int]]:
     ids = [*ids] if isinstance(ids, Iterable) and not isinstance(ids, str | Mapping) else None
     if ids is None or len(ids) != records:
         seen = type(owners).__name__ if ids is None else len(ids)
-        raise ValueError(
-            f"owners must be a list, array or tensor with an id for each of {records} records, got {seen}: give the "
-            "ids in the order of the data set"
-        )
+        raise ValueError(f"owners must be an id for each of {records} records, in their order, got {seen}")
     kinds = {type(owner) for owner in ids}
     if kinds != {str} and not all(issubclass(kind, Integral) and kind is not bool for kind in kinds):
         raise ValueError(

@@ -125,8 +125,7 @@ class Piece:
         """[``again``]; Refused if there is none, since the piece was cut."""
         if self.again is None:
             raise Refused(
-                "a decision of Python depends on random numbers, among samples that are too many for the memory: set "
-                "max_physical_batch_size"
+                "a decision of Python depends on random numbers, among too many samples: set max_physical_batch_size"
             )
         return [self.again]
 

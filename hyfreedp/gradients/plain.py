@@ -79,8 +79,8 @@ def check_plain_loss(engine: GradientEngine, loss: Loss, partition: Partition, k
                 raise ValueError(
                     f"the loss of a batch must be made of its records' losses alone, but of {len(rows)} together it is "
                     f"{_listed(value)}, and theirs are {_listed(theirs)}. Each is computed as a batch of its own, "
-                    "so that none sees another: leave out means and statistics over the batch, put what a record is "
-                    "compared with into it (a pair in place of in-batch negatives), and use batch_first=True"
+                    "so none sees another: leave out statistics of the batch, put what one is compared with into it "
+                    "(a pair in place of in-batch negatives), give output and target one shape, use batch_first=True"
                 )
     return True
 

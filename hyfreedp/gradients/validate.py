@@ -30,10 +30,7 @@ def check_module(module: nn.Module) -> None:
         name = next(name for name, p in module.named_parameters() if p.requires_grad and p.is_complex())
         raise ValueError(f"parameter {name!r} is complex, and noise is real: train a real one, and view_as_complex it")
     if any(p._backward_hooks or p._post_accumulate_grad_hooks for p in trained):
-        raise ValueError(
-            "trained parameters must have no hooks, which no gradient of a sample would pass: to freeze a part of one, "
-            "multiply it by a mask in the forward pass"
-        )
+        raise ValueError("trained parameters must have no hooks: to freeze a part, multiply it by a mask in forward")
     if problems := {layer: problem for layer in module.modules() if (problem := _problem(layer))}:
         named = [(name, layer) for name, layer in module.named_modules() if layer in problems]
         texts = [f"layer {name!r} ({type(layer).__name__}) {problems[layer]}" for name, layer in named]

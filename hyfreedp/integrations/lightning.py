@@ -30,10 +30,10 @@ class PrivateModule(LightningModule):
         Trainer(max_epochs=5).fit(module, loader)
 
     With several processes, started by torchrun, call ``torch.distributed.init_process_group`` before that, and give the
-    Trainer ``use_distributed_sampler=False``. A precision that scales losses is refused. To resume from a checkpoint,
-    bit for bit, call ``fit(..., ckpt_path=...)`` on a module that was made private with the same arguments. Checkpoints
-    may be published. The key of all noise is in a separate file, ``_hyfreedp-....key`` in the Trainer's
-    ``default_root_dir``: keep it secret; resuming needs it.
+    Trainer ``use_distributed_sampler=False``. ``fit`` ends with the plan. A precision that scales losses is refused. To
+    resume from a checkpoint, bit for bit, call ``fit(..., ckpt_path=...)`` on a module that was made private with the
+    same arguments. Checkpoints may be published. The key of all noise is in a separate file, ``_hyfreedp-....key`` in
+    the Trainer's ``default_root_dir``: keep it secret; resuming needs it.
 
     Attributes:
         private: the private optimizer; None before :meth:`make_private`.
@@ -64,10 +64,7 @@ class PrivateModule(LightningModule):
         """
         kind = type(self)
         if kind.configure_optimizers is not PrivateModule.configure_optimizers:
-            raise TypeError(
-                f"{kind.__name__} must not have a configure_optimizers of its own, whose steps would not be private: "
-                "give make_private the optimizer"
-            )
+            raise TypeError(f"{kind.__name__} must leave configure_optimizers out: give make_private the optimizer")
         if kind.training_step is LightningModule.training_step:
             raise TypeError(f"{kind.__name__} must have a training_step(self, batch, batch_idx) that returns the loss")
         _, self.private, private_loader = (engine or PrivacyEngine()).make_private_with_epsilon(
@@ -128,6 +125,7 @@ class PrivateModule(LightningModule):
         step = partial(private.step, loss, batch, weights=weights)
         self.optimizers().step(closure=step)  # type: ignore[union-attr]
         warn_of_log(tuple(self._ignored.names))
+        trainer.should_stop |= not private.steps_left  # whatever max_epochs is
         values = {"learning_rate": private.param_groups[0]["lr"]}
         every = trainer.log_every_n_steps
         if epsilon_is_due(private) or (every and private.ledger.steps % every == 0):

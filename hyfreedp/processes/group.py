@@ -95,10 +95,7 @@ class Processes:
         both = torch.tensor([number, -number], dtype=torch.int64, device=self._device)
         dist.all_reduce(both, op=dist.ReduceOp.MAX, group=self._group)
         if int(both[0]) != -int(both[1]):
-            raise RuntimeError(
-                "the processes hold different sums, so their noise would differ: all_reduce of the process group's "
-                "backend must give every process the same bits"
-            )
+            raise RuntimeError("the processes hold different sums: all_reduce must give every process the same bits")
 
     @contextmanager
     def all_or_none(self) -> Iterator[None]:

@@ -45,8 +45,7 @@ def check_same_records(processes: Processes, dataset: Any, generator: NoiseGener
                 raise ValueError(
                     f"data_loader must be over the same records in the same order on every process, but record {row} "
                     f"of rank 0 is not that of rank {rank}: give all of them the whole data set, sort what lists files "
-                    "(sorted(os.listdir(...))), and seed what splits or shuffles them (random_split(..., "
-                    "generator=torch.Generator().manual_seed(0)))"
+                    "(sorted(os.listdir(...))), and seed what splits (generator=torch.Generator().manual_seed(0))"
                 )
 
 

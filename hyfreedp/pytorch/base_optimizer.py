@@ -77,6 +77,13 @@ class BaseOptimizer:
                 f"optimizer must keep its {len(self._ratios)} parameter group(s), got "
                 f"{len(self.optimizer.param_groups)}: add groups before make_private_with_epsilon"
             )
+        if self.optimizer.defaults.get("capturable") and self.parameters[0].device.type == "cpu":
+            raise ValueError("optimizer must not have capturable=True on a CPU: leave it out")
+        if "eps" in self.optimizer.defaults and any(p.dtype == torch.float16 for p in self.parameters):
+            raise ValueError(
+                f"trained parameters must not be float16 with {type(self.optimizer).__name__}, whose squared gradients "
+                "underflow: call module.bfloat16(), or float() and torch.autocast(..., dtype=torch.bfloat16)"
+            )
         self._check_rates()
         private, present = {id(p): p for p in self.parameters}, {id(p): p for p in self._module.parameters()}
         replaced = "replaced by another tensor, as load_state_dict(assign=True) does,"

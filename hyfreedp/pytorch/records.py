@@ -1,8 +1,8 @@
 """What a step reports: private values; raw ones only if asked for, under names that say so."""
 
 import warnings
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, fields
+from typing import Any, NoReturn
 
 from torch import Tensor
 
@@ -69,6 +69,10 @@ class StepRecord:
     probe: ProbeResult | None = None
     look: LookResult | None = None
     diagnostics: dict[str, float] | None = None
+
+    def __getattr__(self, name: str) -> NoReturn:
+        known = ", ".join(field.name for field in fields(self))
+        raise AttributeError(f"a step returns no {name!r}, only {known}: the loss of a batch is not private")
 
     def to_dict(self) -> dict[str, Any]:
         """One flat row for a pandas frame; names of diagnostics get the prefix ``not_private_``. Threat model: WR."""

@@ -80,8 +80,7 @@ class Unprepared:
     def _is_accelerate_prepared(self) -> NoReturn:
         raise TypeError(
             f"accelerator.prepare must not be given a private {type(self).__name__}. Leave out prepare, call "
-            "model.to(accelerator.device) before make_private_with_epsilon, and move tensors in the loss (see "
-            "docs/trainers.md)"
+            "model.to(accelerator.device) before make_private_with_epsilon, and move tensors in the loss"
         )
 
 
@@ -97,8 +96,7 @@ def run_step_hooks(step: Callable[P, R]) -> Callable[P, R]:
         if len(args) + len(kwargs) < 3 or not callable(kwargs.get("loss", args[1] if len(args) > 1 else None)):
             raise TypeError(
                 "step takes a function and a batch: call optimizer.step(loss, batch), where loss(record) returns one "
-                "number, the loss of one record as collate_fn([record]) gives it, without loss.backward(), closure or "
-                "GradScaler"
+                "number, the loss of a record as collate_fn([record]) gives it. No backward(), closure or GradScaler"
             )
         optimizer: Any = args[0]
         for before in list(optimizer._optimizer_step_pre_hooks.values()):
@@ -137,7 +135,4 @@ def check_arguments(loss: Callable[..., Any], *names: str) -> None:
         arguments.bind(*names)
     except TypeError:
         taken = f"{'one argument' if len(names) == 1 else 'two arguments'}, {' and '.join(names)}"
-        raise TypeError(
-            f"loss must take {taken}, got a function of {arguments}: let it take the record apart itself, as by "
-            "x, y = record"
-        ) from None
+        raise TypeError(f"loss must take {taken}, got a function of {arguments}: write x, y = record in it") from None

@@ -137,7 +137,7 @@ def test_a_process_makes_one_step_at_a_time():
         optimizer.step(loss, batch)
     with mock.patch.object(optimizer.base, "step", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
         optimizer.step(loss, batch)
-    assert all(p.grad is None for p in model.parameters())
+    assert all(p.grad is None for p in model.parameters()) and len(optimizer.history) == optimizer.ledger.steps == 1
 
 
 def test_parameters_cannot_be_added_and_the_base_optimizers_own_step_stays_refused():
