@@ -48,8 +48,7 @@ def fit_quadratic(etas: ArrayLike, losses: ArrayLike, noise_std: ArrayLike = 0.0
         losses: the losses L(w - eta_i G), shape ``(n,)``.
         noise_std: standard deviation of the independent noise in each loss, one number or shape ``(n,)``.
 
-    Raises:
-        ValueError: shapes differ, a value is not finite, or fewer than three etas are distinct.
+    ValueError if shapes differ, a value is not finite, or fewer than three etas are distinct.
     """
     x, y = check_array("etas", etas), check_array("losses", losses)
     if x.ndim != 1 or x.shape != y.shape:

@@ -260,8 +260,7 @@ class PrivacyEngine:
             path: of the file; a file of another run raises ValueError.
             module, optimizer: as :meth:`make_private_with_epsilon` returned them, with the arguments of the saved run.
 
-        Returns:
-            The ``checkpoint_dict``.
+        Returns the ``checkpoint_dict``.
         """
         _check_own(path, module, optimizer)
         state, checkpoint_dict = read_checkpoint(path)

@@ -47,8 +47,7 @@ class RateLearner:
             here: raw per-sample losses at w, shape ``(B,)``.
             move: ``move(x)`` sets the weights to w - x G.
 
-        Returns:
-            What was released and decided; and the raw losses, (3, B), for diagnostics.
+        Returns what was released and decided; and the raw losses, (3, B), for diagnostics.
         """
         raise NotImplementedError
 

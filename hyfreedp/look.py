@@ -145,15 +145,12 @@ class LookedRate(RateLearner):
     It keeps copies of the weights: their average; the initial ones until the last look; two more during a look's step.
 
     Args:
-        optimizer: the base optimizer.
+        optimizer: the base optimizer; ValueError for one that :func:`displacement_per_gradient` does not know.
         schedule: the decay's factor on the rate, for each of the T steps.
         looks: the steps that begin with a look.
         noise_std: standard deviation of the noise in each entry of the private gradient; 0 without privacy.
         eta: the first rate; None: the rate at which :func:`public_start` is the size of the run's noise.
         layers: all modules of the model, among which embeddings and norms are looked for.
-
-    Raises:
-        ValueError: an optimizer that :func:`displacement_per_gradient` does not know.
     """
 
     def __init__(

@@ -10,17 +10,10 @@ if TYPE_CHECKING:
 
 
 def look(history: Iterable[Mapping[str, Any]]) -> "Figure":
-    """The votes of a run with preset "robust", one panel per look.
+    """The votes of a run with preset "robust", one panel per look, from ``optimizer.history``.
 
-    Args:
-        history: ``optimizer.history``.
-
-    Returns:
-        A matplotlib figure. Each margin is drawn between the two rates that it compares, with error bars of two
-        standard deviations of its noise. Above zero, the higher rate was preferred.
-
-    Raises:
-        ValueError: the history has no look.
+    Each margin is drawn between the two rates that it compares, with error bars of two standard deviations of its
+    noise. Above zero, the higher rate was preferred. ValueError if the history has no look.
     """
     from matplotlib.figure import Figure
 

@@ -70,11 +70,7 @@ def privatize_loss(
         generator: source of the noise; None: a new one, seeded by the operating system.
         add_up: sums tensors over processes, each of which passes the losses of its own samples; None: one process.
 
-    Returns:
-        Private means, shape ``(...)``, float64, on the CPU.
-
-    Raises:
-        ValueError: an argument is out of range.
+    Returns private means, shape ``(...)``, float64, on the CPU. ValueError if an argument is out of range.
     """
     check_type("losses", losses, Tensor, "a tensor, the last dimension of which is the samples")
     check_type("add_up", add_up, Callable | None, "a function of a list of tensors")
@@ -114,8 +110,7 @@ def privatize_votes(
         steepness: at least 1, and public. A larger one makes small votes stand out from the noise, up to signs.
         weights: of the samples, in [0, 1], shape ``(B,)``; all 1 if None.
 
-    Returns:
-        The m private margins, positive where the batch prefers the former of two candidates.
+    Returns the m private margins, positive where the batch prefers the former of two candidates.
     """
     if losses.ndim != 2:
         raise ValueError(f"losses must have shape (m + 1, B), got {tuple(losses.shape)}")

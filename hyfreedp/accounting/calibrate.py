@@ -57,8 +57,7 @@ def calibrate_noise(
         allocation: "per_step" or "constant".
         records_per_person: k >= 1: the budget holds for a person with up to k records; "pld" only.
 
-    Raises:
-        ValueError: an argument is out of range, or no noise meets the budget.
+    ValueError if an argument is out of range, or no noise meets the budget.
     """
     target_epsilon = check_number("target_epsilon", target_epsilon, "(0, inf]")
     check_choice("probe", probe, Probe)

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import replace
 
-from hyfreedp.accounting.accountants import Accountant, Release, composed_epsilon, epsilon_of, merge
+from hyfreedp.accounting.accountants import Accountant, Release, Sampled, composed_epsilon, epsilon_of, merge
 from hyfreedp.accounting.split import SQUARED_L2_SENSITIVITY, NoiseSplit, Probe
 from hyfreedp.checks import check_type
 
@@ -96,14 +96,10 @@ def epsilon_of_runs(runs: Iterable[tuple[NoiseSplit, int]], delta: float) -> flo
     run; all else may depend on what earlier runs released. A record is in all runs or in none. So privacy losses are
     summed over runs, once for removing it and once for adding it, and the larger epsilon counts.
     """
-    return epsilon_of(
-        tuple(
-            (sigma, split.sample_rate, split.records_per_person, count)
-            for split, steps in runs
-            for sigma, count in merge(releases(split, steps))
-        ),
-        delta,
-    )
+    each: list[Sampled] = []
+    for split, steps in runs:
+        each += [(sigma, split.sample_rate, split.records_per_person, n) for sigma, n in merge(releases(split, steps))]
+    return epsilon_of(tuple(each), delta)
 
 
 def zcdp(split: NoiseSplit, steps: int) -> float:

@@ -28,17 +28,11 @@ class Slot(int):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Group:
-    """Stacked records of the same structure, shapes and types.
+    """Stacked records of the same structure, shapes and types."""
 
-    Attributes:
-        rows: the records' positions in the batch, int64, shape ``(n,)``, on the CPU.
-        tensors: each of shape ``(n, ...)``; row i is a tensor of record i, as ``collate_fn([record])`` returned it.
-        form: the structure of one record, with a :class:`Slot` in place of each tensor.
-    """
-
-    rows: Tensor
-    tensors: list[Tensor]
-    form: Any
+    rows: Tensor  # the records' positions in the batch, int64, shape (n,), on the CPU
+    tensors: list[Tensor]  # each of shape (n, ...); row i is a tensor of record i, as collate_fn([record]) returned it
+    form: Any  # the structure of one record, with a Slot in place of each tensor
 
     def __len__(self) -> int:
         return len(self.rows)

@@ -10,19 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import (
-    ConcatDataset,
-    DataLoader,
-    Dataset,
-    IterableDataset,
-    RandomSampler,
-    Sampler,
-    SequentialSampler,
-    Subset,
-    TensorDataset,
-    default_collate,
-    get_worker_info,
-)
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Sampler, Subset, default_collate
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 from hyfreedp.checks import check_count, check_type, made_by
@@ -141,7 +129,7 @@ class OneByOne(Dataset[Any]):
 
     def __getitems__(self, drawn: Drawn) -> tuple[tuple[int, int], Any]:
         """((step, size), batch); ``drawn.key`` seeds the random numbers of fetching, see ``noise.random_states``."""
-        with random_states_of(drawn.key, self.device if get_worker_info() is None else CPU):
+        with random_states_of(drawn.key, self.device if torch.utils.data.get_worker_info() is None else CPU):
             seed = torch.initial_seed()
             if self.owners is not None:
                 batch: Any = stack_records((self._of_owner(self.owners[owner]) for owner in drawn.rows), owners=True)
@@ -157,9 +145,10 @@ class OneByOne(Dataset[Any]):
         return (drawn.step, len(drawn.rows)), batch
 
     def _default_collated(self, rows: list[int]) -> Any:
-        if type(self.dataset) is TensorDataset and all(type(t) is Tensor and is_plain(t) for t in self.dataset.tensors):
+        tensors = self.dataset.tensors if type(self.dataset) is torch.utils.data.TensorDataset else ()
+        if tensors and all(type(t) is Tensor and is_plain(t) for t in tensors):
             chosen = torch.tensor(rows, dtype=torch.long)
-            return [tensor[chosen] for tensor in self.dataset.tensors]
+            return [tensor[chosen] for tensor in tensors]
         # Copied, since a data set may reuse memory. An empty batch is made from record 0, of which no row is kept.
         records = [map_leaves(copied, self.dataset[row]) for row in rows or [0]]
         if not of_one_form(records):
@@ -228,7 +217,7 @@ def poisson_loader(
         raise ValueError(
             f"data_loader must be a plain DataLoader, got {library}'s {type(loader).__name__}: give the one behind it"
         )
-    if isinstance(loader.dataset, IterableDataset) or not isinstance(loader.dataset, Sized):
+    if isinstance(loader.dataset, torch.utils.data.IterableDataset) or not isinstance(loader.dataset, Sized):
         raise ValueError("data_loader must be over a map-style data set with a __len__, as list(dataset) is")
     if loader.batch_size is None:
         raise ValueError(
@@ -300,7 +289,8 @@ def _origins(dataset: Any, known: dict[int, int]) -> NDArray[np.int64]:
 
 def _check_order(sampler: object, num_records: int) -> None:
     """ValueError for a sampler that selects, repeats or weights records, which Poisson sampling would not do."""
-    plain = type(sampler) is SequentialSampler or (type(sampler) is RandomSampler and not sampler.replacement)
+    whole = (torch.utils.data.SequentialSampler, torch.utils.data.RandomSampler)
+    plain = type(sampler) in whole and not getattr(sampler, "replacement", False)
     if not (plain and len(cast(Sized, sampler)) == num_records == len(cast(Any, sampler).data_source)):
         raise ValueError(
             f"data_loader must have no sampler of its own, got {type(sampler).__name__}: Poisson sampling takes its "

@@ -25,12 +25,8 @@ def replace_batch_norm(model: nn.Module) -> nn.Module:
     Args:
         model: changed in place; before it is made private.
 
-    Returns:
-        The model, or the new layer if the model is itself a batch normalisation.
-
-    Raises:
-        ValueError: a layer is a batch normalisation of an unknown kind, or a lazy one without its number of channels.
-            Nothing is replaced then.
+    Returns the model, or the new layer if the model is itself a batch normalisation. ValueError, and nothing is
+    replaced, if a layer is a batch normalisation of an unknown kind, or a lazy one without its number of channels.
     """
     check_type("model", model, nn.Module, "a torch.nn.Module")
     new: dict[nn.Module, nn.Module] = {}

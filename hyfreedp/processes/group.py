@@ -30,11 +30,9 @@ class Processes:
     If one of them dies, the others get an error: from gloo at once, else after ``init_process_group``'s timeout.
 
     Args:
-        group: a torch.distributed process group; None: all processes if that is initialised, else this one alone.
+        group: a process group with this process (else ValueError); None: all processes if torch.distributed is
+            initialised, else this one alone.
         device: of the tensors that are sent.
-
-    Raises:
-        ValueError: this process is not in ``group``.
     """
 
     def __init__(self, group: dist.ProcessGroup | None = None, device: torch.device | None = None) -> None:

@@ -23,16 +23,13 @@ class BaseOptimizer:
     If an optimizer is wrapped again, the newest wrapper owns it, and starts from the learning rates that the user set.
 
     Args:
-        optimizer, module: the optimizer, over exactly the trainable parameters of the model.
+        optimizer, module: the optimizer, with positive rates, over exactly the trainable parameters of the model.
         learned: whether the run learns the rate, so that rates set by others are ignored.
         decays: whether the run itself lowers the rate.
 
     Attributes:
         follows: whether steps use the groups' own rates (as a scheduler sets them) instead of the one given.
         parameters: the trainable ones, in the order of the groups.
-
-    Raises:
-        ValueError: a rate is not positive.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, module: nn.Module, *, learned: bool, decays: bool) -> None:
