@@ -30,7 +30,7 @@ from hyfreedp.pytorch.records import StepRecord, raw_values
 from hyfreedp.pytorch.wrapper import OptimizerWrapper, Unprepared, check_arguments, run_step_hooks
 from hyfreedp.run_state import RunState
 from hyfreedp.statement import Statement
-from hyfreedp.step_batch import StepBatch, Weights
+from hyfreedp.step_batch import StepBatch, StepContext, Weights
 
 _TRAINED: WeakSet[nn.Module] = WeakSet()  # models and layers that private steps of this process have trained
 
@@ -73,13 +73,11 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
         self._sampler, self._sampled = sampler, not without_guarantee
         learned, decays = self.split.probe != "none", plan.preset.decay != "none"
         self._base = BaseOptimizer(optimizer, module, learned=learned, decays=decays)
-        self.gradient_engine = gradient_engine
+        self.gradient_engine, self.processes, self.diagnostics = gradient_engine, processes, diagnostics
         self.rate_learner = rate_learner or RateLearner(self._base)
-        self.expected_batch_size = sampler.sample_rate * sampler.num_records
-        self.max_physical_batch_size = max_physical_batch_size
-        self.diagnostics = diagnostics
-        self.processes = processes
+        self.expected_batch_size = B = sampler.sample_rate * sampler.num_records
         self._generator = generator
+        self._context = StepContext(gradient_engine, self.ledger, generator, processes, B, max_physical_batch_size)
         parts = {"model": module, "rate": self.rate_learner, "sampler": sampler, "generator": generator}
         self._run = RunState(self._base, self.ledger, parts, self._describe(), processes)
         self._process_id = os.getpid()
@@ -181,17 +179,7 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
             check_arguments(loss, "the record")
         if self._sampled and self.split.gradient_noise_multiplier(t) > 0:
             self.sampler.check_drawn(t, batch_length(batch))
-        samples = StepBatch(
-            loss,
-            batch,
-            weights,
-            engine=self.gradient_engine,
-            max_physical_batch_size=self.max_physical_batch_size,
-            ledger=self.ledger,
-            generator=self._generator,
-            expected_batch_size=self.expected_batch_size,
-            processes=self.processes,
-        )
+        samples = StepBatch(self._context, loss, batch, weights)
         if not self._loss_compared:
             self._loss_compared = samples.owners or check_plain_loss(
                 self.gradient_engine, samples.loss, samples.partition, self._generator.child("plain", t).key

@@ -1,6 +1,7 @@
 """The Poisson batch of a step: its losses, the random numbers of each pass over it, and what is released of it."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,6 +22,18 @@ Weights = Callable[[Any], Tensor] | None
 _CHECKED = 26  # of 256 batches with decisions of Python so many are checked for memory of samples
 
 
+@dataclass(frozen=True)
+class StepContext:
+    """What the batches of all steps of a run share."""
+
+    engine: GradientEngine
+    ledger: PrivacyLedger  # knows the number of the next step and its noise, and counts what is released
+    generator: NoiseGenerator  # of which each step and purpose gets a child
+    processes: Processes
+    expected_batch_size: float
+    max_physical_batch_size: PhysicalBatchSize  # the most samples mapped together, or a function from one sample to it
+
+
 class StepBatch:
     """The batch of the next step and its loss function. Results have shape ``(B,)``, B >= 0, in the order of the batch.
 
@@ -30,46 +43,30 @@ class StepBatch:
         loss: maps one record, as ``collate_fn([record])`` returns it, to one number.
         batch: what the loader yielded, or a plain structure of tensors whose dimension 0 is the samples.
         weights: maps one record to its weight, one number in [0, 1].
-        engine: the model's gradient engine.
-        max_physical_batch_size: the most samples mapped together, or a function from one sample to it.
-        ledger: knows the step's number and its noise, and counts what is released.
-        generator: that of the run, of which each purpose gets a child.
     """
 
-    def __init__(
-        self,
-        loss: Loss,
-        batch: Any,
-        weights: Weights,
-        *,
-        engine: GradientEngine,
-        max_physical_batch_size: PhysicalBatchSize,
-        ledger: PrivacyLedger,
-        generator: NoiseGenerator,
-        expected_batch_size: float,
-        processes: Processes,
-    ) -> None:
+    def __init__(self, run: StepContext, loss: Loss, batch: Any, weights: Weights) -> None:
+        self._run, self._step, split, generator = run, run.ledger.steps, run.ledger.split, run.generator
         self.owners = isinstance(batch, Records) and batch.owners  # whether samples are owners
         self.loss = _of_sample(loss, self.owners)  # of a record, or the mean over an owner's records
-        self._engine, self._ledger, self._step, self._processes = engine, ledger, ledger.steps, processes
-        self.noise_multiplier = ledger.split.sigma_loss  # of a look or probe
-        self.expected_batch_size = expected_batch_size
-        purpose = "look" if ledger.split.probe == "look" else "probe"
+        self.noise_multiplier = split.sigma_loss  # of a look or probe
+        self.expected_batch_size = run.expected_batch_size
+        purpose = "look" if split.probe == "look" else "probe"
         self._of_probe, self._of_gradient = (generator.child(name, self._step) for name in (purpose, "gradient"))
         # Arguments of privatize_loss and privatize_votes.
         self.terms: dict[str, Any] = {"noise_multiplier": self.noise_multiplier, "generator": self._of_probe}
-        self.terms |= {"expected_batch_size": expected_batch_size, "add_up": processes.add_up}
-        self._of_torch = generator.child("torch", self._step, processes.rank)  # other random numbers for each piece
+        self.terms |= {"expected_batch_size": self.expected_batch_size, "add_up": run.processes.add_up}
+        self._of_torch = generator.child("torch", self._step, run.processes.rank)  # other random numbers for each piece
         # Key of NumPy's and Python's random numbers. All samples of a map share these, so all pieces must, too.
         self._coins = generator.child("coins", self._step).key
         self._checked = self._of_torch.child("memory").key[0] < _CHECKED
         self._passes = 0  # the number of passes so far; each has its own random numbers
-        self.partition = Partition.of(batch, max_physical_batch_size)  # with which each pass begins
+        self.partition = Partition.of(batch, run.max_physical_batch_size)  # with which each pass begins
         self.weights = None  # float64, shape (B,), on the model's device; None if all are 1
         if weights is None:
             return
         check_type("weights", weights, Callable, "a function of one record, as lambda record: of_class[record[1]]")
-        self.weights = engine.losses(_of_sample(weights, self.owners), self._new_pass(self._checked)).double()
+        self.weights = run.engine.losses(_of_sample(weights, self.owners), self._new_pass(self._checked)).double()
         if not bool(((self.weights >= 0) & (self.weights <= 1)).all()):  # the noise is for samples that count once
             raise ValueError(
                 "weights must be in [0, 1], got one outside: divide all by the largest possible, whoever is in the data"
@@ -77,14 +74,14 @@ class StepBatch:
 
     def losses(self, move: Callable[[], None]) -> Tensor:
         """Losses at the weights that ``move`` gives the model."""
-        with self._processes.all_or_none():
+        with self._run.processes.all_or_none():
             move()
-            return self._engine.losses(self.loss, self._new_pass(None)).double()
+            return self._run.engine.losses(self.loss, self._new_pass(None)).double()
 
     def add_gradients(self) -> tuple[Tensor, Tensor]:
         """Add the weighted, clipped gradients to the engine's sums; returns the raw losses and norms."""
-        with self._processes.all_or_none():
-            return self._engine.add(self.loss, self._new_pass(self._checked), self.weights)
+        with self._run.processes.all_or_none():
+            return self._run.engine.add(self.loss, self._new_pass(self._checked), self.weights)
 
     def weighted(self, losses: Tensor) -> Tensor:
         """Losses (..., B) times the weights; 0 for a sample of weight 0, even if its loss is not finite."""
@@ -94,23 +91,19 @@ class StepBatch:
 
     def release_gradient(self, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
         """The private gradient by these parameters, from the engine's sums on all processes; it is in the ledger."""
-        sums = self._engine.clipped_sums(parameters)
-        self._processes.add_up(sums)
-        privatize_gradient(
-            sums,
-            self._ledger.split.gradient_noise_multiplier(self._step),
-            sensitivity=self._engine.sensitivity,
-            expected_batch_size=self.expected_batch_size,
-            generator=self._of_gradient,
-        )
-        self._processes.check_same(self._of_gradient.tag)
-        self._ledger.record(self._of_gradient.tag)
+        run, generator, B = self._run, self._of_gradient, self.expected_batch_size
+        sums = run.engine.clipped_sums(parameters)
+        run.processes.add_up(sums)
+        sigma, R = run.ledger.split.gradient_noise_multiplier(self._step), run.engine.sensitivity
+        privatize_gradient(sums, sigma, sensitivity=R, expected_batch_size=B, generator=generator)
+        run.processes.check_same(generator.tag)
+        run.ledger.record(generator.tag)
         return sums
 
     def released(self) -> None:
         """Count a look or probe in the ledger. Call this once its noise is drawn, before its values are used."""
-        self._processes.check_same(self._of_probe.tag)
-        self._ledger.record_probe(self._step, self._of_probe.tag)
+        self._run.processes.check_same(self._of_probe.tag)
+        self._run.ledger.record_probe(self._step, self._of_probe.tag)
 
     def _new_pass(self, checked: bool | None) -> Partition:
         """A partition for one pass, which may split it, with random numbers of its own.
@@ -122,7 +115,7 @@ class StepBatch:
 
         def begin(piece: Piece, attempt: int) -> None:
             stream = ("mapped", number, *piece.stream) if attempt == 0 else ("alone", number, piece.stream[0], attempt)
-            seed_random_states(self._of_torch.child(*stream).key, self._engine.device, self._coins)
+            seed_random_states(self._of_torch.child(*stream).key, self._run.engine.device, self._coins)
 
         return Partition(list(self.partition.pieces), begin, checked)
 
