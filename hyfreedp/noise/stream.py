@@ -48,25 +48,23 @@ class NoiseGenerator:
     are independent of it and of each other.
 
     Args:
-        seed: a non-negative integer, for reproducible runs without privacy; None: 256 bits of the operating system.
+        seed: an integer of at least 0 (else ValueError), for reproducible runs without privacy; None: 256 secret bits.
         secure: make each normal number the halved sum of four, against floating-point attacks; four times as slow.
-
-    Raises:
-        ValueError: ``seed`` is no integer of at least 0.
     """
+
+    releases = 0  # the number of releases so far
+    tag = 0  # identifies them, see :meth:`add_noise`
 
     def __init__(self, seed: int | None = None, *, secure: bool = False) -> None:
         if seed is not None and not (isinstance(seed, Integral) and seed >= 0):
             raise ValueError(f"seed must be None or an integer of at least 0, got {seed!r}")
         self.key = secrets.token_bytes(32) if seed is None else derive(b"", "seed", int(seed))
         self.secure = secure
-        self.releases = 0
-        self.tag = 0
 
     def child(self, *path: str | int) -> Self:
         """The generator of this name: the same at each call, whatever was drawn before."""
         made = object.__new__(type(self))  # without new numbers of the operating system
-        made.key, made.secure, made.releases, made.tag = derive(self.key, "child", *path), self.secure, 0, 0
+        made.key, made.secure = derive(self.key, "child", *path), self.secure
         return made
 
     @torch.no_grad()
@@ -79,8 +77,7 @@ class NoiseGenerator:
             sums: un-noised sums, float32 or float64, of any shapes, all on one device.
             scale: standard deviation of the noise.
 
-        Raises:
-            ValueError: sums in half precision, which would round noise away, or a scale not positive and finite.
+        ValueError for sums in half precision, which would round noise away, or a scale not positive and finite.
         """
         if not 0 < scale < math.inf:
             raise ValueError(f"scale must be positive and finite, got {scale}")
@@ -160,36 +157,44 @@ def _groups(tensors: Iterable[Tensor], size: int) -> Iterator[list[Tensor]]:
 
 
 class _Normals:
-    """Normal numbers from a keystream, in pairs r cos(theta), r sin(theta) (Box-Muller)."""
+    """Normal numbers from a keystream, in pairs r cos(theta), r sin(theta) (Box-Muller).
+
+    They are computed in place, in few calls of torch, each of which takes as long as 1,000 numbers, in the memory of
+    the keystream's words and in one buffer of the same size, so that both stay in the cache.
+    """
 
     def __init__(self, key: bytes, device: torch.device, secure: bool) -> None:
         self._stream, self._secure = Keystream(key, device), secure
-        self._memory = torch.empty(0, dtype=torch.float64, device=device)
-        self._words, self._views = self._memory, (self._memory,) * 6
+        self._words = self._memory = torch.empty(0, dtype=torch.float64, device=device)
+        self._views = (self._memory,) * 6
 
     def added_to(self, sums: Tensor, scale: float) -> Tensor:
-        """``sums`` plus noise of standard deviation ``scale``: float64, shape ``(n,)``, valid until the next call.
-
-        In few calls of torch, each of which takes as long as 1,000 numbers. It works in the memory of the words and in
-        one buffer of the same size, so that both stay in the cache.
-        """
-        count, half = sums.numel(), -(-sums.numel() // 2)
-        for draw in range(4 if self._secure else 1):
-            words = self._stream.take(2 * half)
-            if words is not self._words:
-                if 2 * half > self._memory.numel():  # else reused, since allocating takes longer than drawing
-                    self._memory = self._memory.new_empty(2 * half)
-                pair, normals = self._memory[: 2 * half], words.view(torch.float64)
-                self._words = words
-                self._views = (pair, pair[:half], pair[half:], normals, normals[:half], normals[half:])
-            pair, radius, angle, normals, cosines, sines = self._views
-            if draw:  # else the next line would overwrite the sums
-                sums = sums.clone()
-            pair.copy_(words)
-            # +-(k + 1/2) 2^-63 for k below 2^63: never 0, and finest near 0, where the tail of the normal comes from
-            radius.add_(0.5).mul_(2.0**-63).square_().log_().neg_().sqrt_()
-            angle.mul_(math.pi * 2.0**-63)
-            torch.cos(angle, out=cosines).mul_(radius)
-            torch.sin(angle, out=sines).mul_(radius)
-            sums = pair[:count].copy_(sums).add_(normals[:count], alpha=scale / 2 if self._secure else scale)
+        """``sums`` plus noise of standard deviation ``scale``: float64, shape ``(n,)``, valid until the next call."""
+        count = sums.numel()
+        if not self._secure:
+            normals, buffer = self._draw(count)
+            return buffer.copy_(sums).add_(normals, alpha=scale)
+        for _ in range(4):
+            before = sums.clone()  # which ``_draw`` overwrites
+            normals, buffer = self._draw(count)
+            sums = buffer.copy_(before).add_(normals, alpha=scale / 2)
         return sums
+
+    def _draw(self, count: int) -> tuple[Tensor, Tensor]:
+        """The next ``count`` normal numbers, and a buffer of as many; both valid until the next call."""
+        half = -(-count // 2)
+        words = self._stream.take(2 * half)
+        if words is not self._words:  # else the same memory is used again, as for most calls
+            if 2 * half > self._memory.numel():  # allocating takes longer than drawing
+                self._memory = self._memory.new_empty(2 * half)
+            pair, normals = self._memory[: 2 * half], words.view(torch.float64)
+            self._words = words
+            self._views = (pair, pair[:half], pair[half:], normals, normals[:half], normals[half:])
+        pair, radius, angle, normals, cosines, sines = self._views
+        pair.copy_(words)
+        # +-(k + 1/2) 2^-63 for k below 2^63: never 0, and finest near 0, where the tail of the normal comes from
+        radius.add_(0.5).mul_(2.0**-63).square_().log_().neg_().sqrt_()
+        angle.mul_(math.pi * 2.0**-63)
+        torch.cos(angle, out=cosines).mul_(radius)
+        torch.sin(angle, out=sines).mul_(radius)
+        return normals[:count], pair[:count]
