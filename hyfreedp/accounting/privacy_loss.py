@@ -101,7 +101,7 @@ def epsilon_of_sum(parts: Sequence[tuple[PrivacyLossDistribution, int]], delta: 
     if size > LARGEST_TRANSFORM:
         return epsilon_of_sum([(pld.coarser(), n) for pld, n in parts], delta)
     unit = 8 * math.ceil(math.log2(size)) * UNIT
-    probs, error = _power(tilted, size, unit)
+    probs, error = _convolved(tilted, size, unit)
     probs = np.roll(probs, sum(n * pld.lowest for pld, n in tilted) - low)  # the first is now that of ``low``
 
     # Undo the tilt, and divide by delta: p^T(x) / delta = q^T(x) exp(T K - log(delta) - tilt x).
@@ -144,28 +144,29 @@ def _ends(parts: Sequence[tuple[PrivacyLossDistribution, int]]) -> tuple[int, in
     return max(low, *(math.floor(end(-tilt)) for tilt in tilts)), min(high, *(math.ceil(end(tilt)) for tilt in tilts))
 
 
-def _power(
+def _convolved(
     parts: Sequence[tuple[PrivacyLossDistribution, int]], size: int, unit: float
 ) -> tuple[NDArray[np.float64], float]:
     """Cyclic convolution of all ``parts`` by FFTs of length ``size``, and a bound on the error of each number.
 
-    A product of T factors with errors of ``unit`` each is off by T ``unit`` times the largest product of T - 1 of them.
-    Products below ``NEGLIGIBLE`` (most of them) are replaced by zero, and added to the error.
+    Its FFT is the product, over all parts, of the n-th power of the part's FFT f. If each f is off by ``unit``, a
+    product of T factors is off by T ``unit`` times the largest product of T - 1 of them. Products below ``NEGLIGIBLE``
+    (most of them) are replaced by zero, and added to the error.
     """
-    factors = [fft.rfft(np.exp(pld.logs), size) for pld, _ in parts]
-    log_bounds = [np.log(np.abs(factor) + unit) for factor in factors]
     counts = [n for _, n in parts]
-    log_bound = sum(n * bound for n, bound in zip(counts, log_bounds, strict=True))
+    transforms = [fft.rfft(np.exp(pld.logs), size) for pld, _ in parts]
+    log_bounds = [np.log(np.abs(f) + unit) for f in transforms]  # of the largest |f|
+    log_bound = sum(n * bound for n, bound in zip(counts, log_bounds, strict=True))  # of the product
     kept = log_bound > math.log(NEGLIGIBLE)
     log_size = phase = 0.0
-    for factor, n in zip(factors, counts, strict=True):
-        log_size = log_size + n * np.log(np.maximum(np.abs(factor[kept]), 1e-300))
-        phase = phase + n * np.angle(factor[kept])
-    products = np.zeros(len(kept), dtype=np.complex128)
-    products[kept] = np.exp(log_size + 1j * phase)
-    largest = log_bound[kept] - np.minimum.reduce([bound[kept] for bound in log_bounds])
-    errors = 2 * (sum(counts) + 1) * unit * float(np.exp(np.minimum(largest, LARGEST_EXPONENT)).sum())
-    return fft.irfft(products, size), 2 * errors / size + NEGLIGIBLE
+    for f, n in zip(transforms, counts, strict=True):
+        log_size = log_size + n * np.log(np.maximum(np.abs(f[kept]), 1e-300))
+        phase = phase + n * np.angle(f[kept])
+    product = np.zeros(len(kept), dtype=np.complex128)
+    product[kept] = np.exp(log_size + 1j * phase)
+    largest = log_bound[kept] - np.minimum.reduce([bound[kept] for bound in log_bounds])  # of T - 1 factors
+    error = 2 * (sum(counts) + 1) * unit * float(np.exp(np.minimum(largest, LARGEST_EXPONENT)).sum())
+    return fft.irfft(product, size), 2 * error / size + NEGLIGIBLE
 
 
 def _read_off(lowest: int, interval: float, mass: NDArray[np.float64], beyond: float) -> float:

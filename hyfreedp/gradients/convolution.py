@@ -72,13 +72,15 @@ def _weight_gradients(
     def patches(x: Tensor) -> Tensor:
         """The patch of the input at each of T output positions, (B, R T, C * kernel)."""
         x = _pad(x, [side for each in reversed(padding) for side in (each, each)])
-        for i in range(n):  # windows, (B, R, C, *positions, *kernel)
+        for i in range(n):  # dimension 3 + i becomes the positions of a window, which is a new last dimension
             x = x.unfold(3 + i, dilation[i] * (kernel[i] - 1) + 1, stride[i])[..., :: dilation[i]]
-        by_position = x.permute(0, 1, 2, *range(3 + n, 3 + 2 * n), *range(3, 3 + n)).flatten(3 + n).flatten(2, 2 + n)
-        return by_position.mT.flatten(1, 2)
+        positions, windows = range(3, 3 + n), range(3 + n, 3 + 2 * n)
+        x = x.permute(0, 1, 2, *windows, *positions)
+        x = x.flatten(3 + n).flatten(2, 2 + n)  # (B, R, C * kernel, T)
+        return x.mT.flatten(1, 2)
 
-    positions = g.shape[1] * g.shape[3:].numel()
-    if groups == 1 and keeps_factors(positions, shape[0], shape[1:].numel()):
+    tokens = g.shape[1] * g.shape[3:].numel()
+    if groups == 1 and keeps_factors(tokens, shape[0], shape[1:].numel()):
         return OuterProducts(g.flatten(3).mT.flatten(1, 2), x, patches)
     # One convolution over the channels of all samples side by side, in which each sample is a group.
     weight_gradient = (conv1d_weight, conv2d_weight, conv3d_weight)[n - 1]
