@@ -6,8 +6,8 @@ autocast around the step, as in Lightning, is cleared, since it would not notice
 """
 
 import operator
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -20,53 +20,61 @@ from hyfreedp.errors import Refused
 Place = tuple[nn.Module, str]
 
 
-@contextmanager
-def unchanged(module: nn.Module, *, by_value: bool = False) -> Iterator[None]:
+class unchanged(AbstractContextManager[None]):
     """A context for passes: if they write into a buffer or parameter, or replace it, it restores it and raises Refused.
 
     Buffers are compared by value, since a write through a NumPy array that shares their memory leaves no other trace.
     Parameters are compared by version counter, and if ``by_value`` also by value, for samples computed one at a time,
     whose loss may write through ``.data`` (a map refuses that).
     """
-    torch.clear_autocast_cache()
-    layers = list(module.modules())
-    containers = [container for layer in layers for container in _containers(layer)]
-    contents, empty = [(c, c.copy()) for c in containers if c], [c for c in containers if not c]
-    parameters, buffers = _tensors(layers, "_parameters"), _tensors(layers, "_buffers")
-    published = buffers | parameters
-    versions = {place: t._version for place, t in published.items()}
-    copies = {place: t.detach().clone() for place, t in (published if by_value else buffers).items()}
-    ids = {id(t) for t in buffers.values()}
-    attributes = [
-        (old, key, t, t.detach().clone()) for _, old in contents for key, t in _plain_tensors(old) if id(t) not in ids
-    ]
-    require_gradients = [(p, p.requires_grad) for p in parameters.values()]
-    changed: list[Place] = []
-    try:
-        yield
-    finally:
-        for old, key, t, copy in attributes:
+
+    def __init__(self, module: nn.Module, *, by_value: bool = False) -> None:
+        torch.clear_autocast_cache()
+        layers = list(module.modules())
+        parameters, buffers = _tensors(layers, "_parameters"), _tensors(layers, "_buffers")
+        self._module, self._published = module, buffers | parameters
+        self._versions = {place: t._version for place, t in self._published.items()}
+        compared = self._published if by_value else buffers
+        self._copies = {place: t.detach().clone() for place, t in compared.items()}
+        self._require_gradients = [(p, p.requires_grad) for p in parameters.values()]
+        containers = [container for layer in layers for container in _containers(layer)]
+        self._contents = [(container, container.copy()) for container in containers if container]
+        self._empty = [container for container in containers if not container]
+        ids = {id(t) for t in buffers.values()}
+        others = [(old, key, t) for _, old in self._contents for key, t in _plain_tensors(old) if id(t) not in ids]
+        self._others = [(old, key, t, t.detach().clone()) for old, key, t in others]  # tensors that are no buffers
+
+    def __exit__(self, kind: Any, *_: Any) -> None:
+        changed = self._restore()
+        if changed and kind is None:
+            paths = {layer: path for path, layer in self._module.named_modules()}
+            names = [repr(f"{paths.get(layer, '?')}.{name}".lstrip(".")) for layer, name in changed]
+            raise Refused(
+                "the forward pass in train mode changed these buffers or parameters of the model: "
+                f"{listed(names)}, which would publish raw data with the state_dict (undone but for what a view or a "
+                "script of mapped samples wrote into a parameter). Call .eval() of what keeps statistics, or replace "
+                "it by a layer without; register a cache with persistent=False"
+            )
+
+    def _restore(self) -> list[Place]:
+        """Undo all changes; returns the parameters and buffers among them, but for caches."""
+        changed: list[Place] = []
+        for old, key, t, copy in self._others:
             if bits_differ(t, copy):
                 old[key] = copy
-        differing: list[Any] = [(now, old) for now, old in contents if not _same_contents(now, old)]
-        differing += [(now, ()) for now in empty if now]
+        differing: list[Any] = [(now, old) for now, old in self._contents if not _same_contents(now, old)]
+        differing += [(now, ()) for now in self._empty if now]
         if differing:
-            changed += _replaced(published, module)
+            changed += _replaced(self._published, self._module)
         for container, old in differing:
             container.clear()
             (container.extend if isinstance(container, list) else container.update)(old)
-        for p, required in require_gradients:
+        for p, required in self._require_gradients:
             p.requires_grad_(required)
-        changed += [place for place, t in published.items() if _restored(place, t, versions[place], copies.get(place))]
-    if changed:
-        paths = {layer: path for path, layer in module.named_modules()}
-        names = [repr(f"{paths.get(layer, '?')}.{name}".lstrip(".")) for layer, name in changed]
-        raise Refused(
-            "the forward pass in train mode changed these buffers or parameters of the model: "
-            f"{listed(names)}, which would publish raw data with the state_dict (undone but for what a view or a "
-            "script of mapped samples wrote into a parameter). Call .eval() of what keeps statistics, or replace "
-            "it by a layer without; register a cache with persistent=False"
-        )
+        for place, t in self._published.items():
+            if _restored(place, t, self._versions[place], self._copies.get(place)):
+                changed.append(place)
+        return changed
 
 
 def _restored(place: Place, tensor: Tensor, version: int, copy: Tensor | None) -> bool:
