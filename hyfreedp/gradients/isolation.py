@@ -66,6 +66,9 @@ class Isolated(TorchFunctionMode):
 class SingleSample(Isolated):
     """A mode around the loss of one sample that is computed alone.
 
+    A tensor is the sample's own, or shared, as parameters and constants are. An operation on an own one makes its
+    result own, and what it writes into: after ``cache.copy_(x)`` a cache is own, and the next sample is refused it.
+
     Args:
         trained: the parameters of which a map would have copies for each sample.
         guarded: the model's parameters, which are not marked, since the guard compares and restores them.
@@ -86,9 +89,10 @@ class SingleSample(Isolated):
         self.check_random_numbers(*args, *kwargs.values())
         args = self.with_sizes(func, args)
         tensors = tensors_in(*args, *kwargs.values())
-        shared = [t for t in tensors if not self.is_own(t)]  # also if an operation returns them as they are
-        if func in GRADIENT:  # a backward pass within the loss has made it, or added to it
-            return result if self.is_own(result := func(*args)) else self.mark(result)
+        shared = [t for t in tensors if not self.is_own(t)]
+        if func in GRADIENT:  # own, since a backward pass within the loss has made it, or added to it
+            gradient = func(*args)
+            return gradient if self.is_own(gradient) else self.mark(gradient)
         if len(shared) == len(tensors):
             result = func(*args, **kwargs)
             if func in ALIASES:
@@ -96,18 +100,30 @@ class SingleSample(Isolated):
             return result
         if func in DECISIONS and self.decisions.path:
             self.decisions.answer(asked(func, *args, **kwargs)[1][None])
-        versions, name = {t: t.is_inference() or t._version for t in shared}, getattr(func, "__name__", "")
-        copies = [(t, t.clone()) for t in shared] if "norm" in name or "moving_avg" in name else []
+        versions = [_version(t) for t in shared]
+        name = getattr(func, "__name__", "")
+        copies = [t.clone() for t in shared] if "norm" in name or "moving_avg" in name else []
         result = func(*args, **kwargs)
-        changed = [t for t in versions if versions[t] != (t.is_inference() or t._version)]
-        changed += [t for t, copy in copies if bits_differ(t, copy)]  # norms change statistics without a new version
+        changed = [t for t, version in zip(shared, versions, strict=True) if _version(t) != version]
+        # Norms change their statistics without a new version.
+        changed += [t for t, copy in zip(shared, copies, strict=False) if bits_differ(t, copy)]
         for t in [*written(func, args, kwargs), *changed]:
-            source: Any = t
-            while source is not None:  # with every tensor that it is a view or an alias of
-                self.mark(source)
-                source = getattr(source, "_alias_of", source._base)
-        marked = lambda t: t if any(t is other for other in shared) else self.mark(t)  # noqa: E731
-        return marked(result) if isinstance(result, Tensor) else tree_map(marked, result)
+            self._mark_memory(t)
+        for t in tensors_in(result):
+            if not any(t is one for one in shared):  # some operations return an argument as it is
+                self.mark(t)
+        return result
+
+    def _mark_memory(self, t: Any) -> None:
+        """Mark a tensor, and every tensor that it is a view or an alias of."""
+        while t is not None:
+            self.mark(t)
+            t = getattr(t, "_alias_of", t._base)
+
+
+def _version(t: Tensor) -> int:
+    """How often torch knows that a tensor was written into; 0 in inference mode, where it does not count."""
+    return 0 if t.is_inference() else t._version
 
 
 @contextmanager

@@ -187,23 +187,31 @@ class Pass(Isolated):
     def entered(self) -> Iterator[None]:
         """A context within the level, for code of the loss. It raises what an operation raised, even if caught."""
         eager: Any = torch.compiler.set_stance("force_eager")  # compiled functions run uncompiled
-        caught = False
+        ended = False
         try:
             with eager, functorch.shown(self._marked), self.level, self:
                 yield
-            if any(t._version != version for t, version in self.copied):
-                raise Unmappable("a write into a tensor that as_strided views, or into its view")
-            caught = True
+            ended = True
         finally:
-            raised, self._raised = self._raised, None
-            try:
-                if raised is not None:  # the loss would have caught it for all samples
-                    if caught and self.level.size > 1 and not isinstance(raised, (Unmappable, Refused, Regroup)):
-                        half = (self.level.size + 1) // 2  # so that others are not computed alone for one of them
-                        raise Regroup(lambda piece: piece.cut(half))
-                    raise raised
-            finally:
-                del raised  # its traceback would keep this frame, and all tensors of the pass, alive
+            self._raise_again(caught=ended)
+        if any(t._version != version for t, version in self.copied):
+            raise Unmappable("a write into a tensor that as_strided views, or into its view")
+
+    def _raise_again(self, *, caught: bool) -> None:
+        """Raise the first error of an operation, if there is one: a loss that has ``caught`` it did so for all samples.
+
+        If one sample causes it, only that one must be computed without a map: the piece is halved, again and again.
+        """
+        error, self._raised = self._raised, None
+        try:
+            if error is None:
+                return
+            if caught and self.level.size > 1 and not isinstance(error, (Unmappable, Refused, Regroup)):
+                half = (self.level.size + 1) // 2
+                raise Regroup(lambda piece: piece.cut(half))
+            raise error
+        finally:
+            del error  # its traceback would keep this frame, and all tensors of the pass, alive
 
     def _intercept(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """The result of an operation of the loss, by a replacement that takes it, or else by functorch."""
