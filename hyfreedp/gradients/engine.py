@@ -6,8 +6,9 @@ differ in a decision of Python. What functorch cannot map is computed one sample
 """
 
 import warnings
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, suppress
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from hyfreedp.gradients.guard import unchanged
 from hyfreedp.gradients.isolation import SingleSample, masks_traced
 from hyfreedp.gradients.mapped import Gradients, Pass
 from hyfreedp.gradients.per_sample import MEMORY_BUDGET, Instantiated, PerSampleGradients, sum_in_blocks, widened
-from hyfreedp.gradients.pieces import MOST_TOGETHER, SLOW, Decisions, Partition, Piece, Regroup, Unmappable
+from hyfreedp.gradients.pieces import MOST_TOGETHER, SLOW, Decisions, Partition, Path, Piece, Regroup, Unmappable
 from hyfreedp.gradients.validate import check_module
 from hyfreedp.noise.random_states import random_states_kept
 from hyfreedp.pytorch.devices import without_autocast
@@ -91,7 +92,7 @@ class GradientEngine:
         partition, device = Partition.of(batch), self.device
         losses, norms, trained = [], [], [p for p in self.module.parameters() if p.requires_grad]
         # Closed, so that the contexts that guard the model end even after an error here.
-        with closing(self._each(loss, partition, trained)) as computed, random_states_kept(device):
+        with closing(_Computation(self, loss, partition, trained).results()) as computed, random_states_kept(device):
             for rows, values, gradients in computed:
                 chosen = None if weights is None else weights[rows.to(weights.device, non_blocking=True)]
                 losses.append(values)
@@ -106,7 +107,8 @@ class GradientEngine:
         """Losses (B,) at the current weights, without gradients; arguments as for :meth:`add`."""
         partition, device = Partition.of(batch), self.device
         with random_states_kept(device):
-            return partition.in_order([values for _, values, _ in self._each(loss, partition)], device)
+            results = _Computation(self, loss, partition).results()
+            return partition.in_order([values for _, values, _ in results], device)
 
     def clipped_sums(self, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
         """The sums by :meth:`add` since :meth:`clear`, one per parameter, float32 or wider; zeros if there are none."""
@@ -117,102 +119,6 @@ class GradientEngine:
         """Delete the raw sums, and read the clipping rule's sensitivity anew."""
         self._sums.clear()
         self.sensitivity = self.clipping.sensitivity
-
-    def _each(self, loss: Loss, partition: Partition, trained: Parameters = ()) -> Generator[Any, None, None]:
-        """Yields for each piece the positions of its samples in the batch, their losses (n,) and gradients.
-
-        Pieces are split where necessary; afterwards the partition has the pieces that were computed.
-        """
-        todo, done = partition.pieces[::-1], list[Piece]()
-        again: Any = None  # the piece to compute again, the first alone or else the smallest; its losses and gradients
-        smallest = MOST_TOGETHER + 1  # its size, or 0 if it is alone
-        while todo:
-            piece = todo.pop()
-            decisions = Decisions(piece.path, piece.wanted)
-            try:
-                computed = [(piece, self._mapped(loss, piece, decisions, partition.begin, trained))]
-            except Regroup as regroup:
-                todo += regroup.pieces(piece)
-                continue
-            except (Refused, torch.OutOfMemoryError, MemoryError):
-                raise
-            except Exception as error:
-                if not self._own_factories and any(text in str(error) for text in _INTO_FRESH):
-                    self._own_factories = True
-                    todo.append(piece)
-                    continue
-                reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-                computed = self._one_by_one(loss, piece, decisions, partition.begin, trained, reason)
-            for part, (losses, gradients) in computed:
-                size = 0 if part.alone else len(losses)
-                seen = part.alone or (partition.checked and (todo or done or decisions.path or part.group.has_values))
-                if partition.checked is not None and seen and size < smallest:
-                    again, smallest = (part, losses, _summed(losses, gradients)), size
-                done.append(part)
-                yield part.rows, losses, gradients
-        partition.pieces = done
-        if again is not None:
-            self._check_memoryless(loss, partition.begin, trained, *again)
-
-    def _one_by_one(self, loss: Loss, piece: Piece, known: Decisions, begin: Any, trained: Any, reason: str) -> Any:
-        """Yields each sample of a piece that cannot be mapped, and its result; the first time it warns of that."""
-        with unchanged(self.module, by_value=True):
-            for i in piece.positions.tolist():
-                sample = Piece(piece.group.take(slice(i, i + 1)), known.path, alone=True)
-                try:
-                    result = self._alone(loss, sample, known, begin, trained)
-                except Exception as error:  # a wrong loss raises its error again
-                    error.add_note(_CALLED)
-                    raise
-                yield sample, result
-        if self.fallback_reason is None:
-            warnings.warn(SLOW.format(f"the loss does what cannot be mapped over them ({reason})"), stacklevel=7)
-        self.fallback_reason = reason
-
-    def _check_memoryless(self, loss: Loss, begin: Any, trained: Parameters, piece: Piece, *before: Tensor) -> None:
-        """Refuse a loss in which Python code has kept something of a sample, seen by shape, in a decision, or alone.
-
-        A piece that is computed again must have the same losses (n,) and sum of gradients as ``before``.
-        """
-        compute = self._alone if piece.alone else self._mapped
-        losses, gradients = compute(loss, piece, Decisions(piece.path, piece.wanted), begin, trained)
-        sums = _summed(losses, gradients)
-        far = sums.shape != before[1].shape or bool((sums - before[1]).norm() > 0.001 * before[1].norm() + 1e-5)
-        if far or not torch.allclose(losses.to(before[0]), before[0], 1e-4, equal_nan=True):
-            raise Refused(
-                "the loss (or weight) of a record depends on those that were computed before it: let loss and model "
-                "keep nothing of a record, and draw from the global generators of torch, NumPy or Python"
-            )
-
-    def _mapped(self, loss: Loss, piece: Piece, decisions: Decisions, begin: Any, trained: Parameters) -> Computed:
-        """Losses (n,) and gradients of a piece by one map."""
-        begin(piece, 0)
-        group, budget, own = piece.group, self.memory_budget, self._own_factories
-        one_pass = Pass(trained, len(group), decisions, memory_budget=budget, sharing=self._sharing, own_factories=own)
-        with unchanged(self.module), masks_traced():
-            losses = one_pass.losses(lambda some: one_number(loss(group.record(some, _not_mapped))), group.tensors)
-            gradients = one_pass.gradients(losses) if trained else {}
-        if piece.wanted is None:
-            return losses.detach(), gradients
-        chosen = piece.wanted.to(losses.device)
-        return losses.detach()[chosen], {p: g.select(chosen) for p, g in gradients.items()}
-
-    def _alone(self, loss: Loss, piece: Piece, known: Decisions, begin: Any, trained: Parameters) -> Computed:
-        """The loss (1,) and gradients of a sample by autograd, with random numbers by which it decides as known."""
-        for attempt in range(1, _MAX_ATTEMPTS + 1):
-            begin(piece, attempt)
-            decisions = Decisions(known.path if attempt < _MAX_ATTEMPTS else ())
-            mode = SingleSample(decisions, trained, self.module.parameters())
-            with suppress(Regroup):  # which says that its decisions are not those of its path
-                with unchanged(self.module), masks_traced(), mode:
-                    tensors = [mode.mark(t[0].clone()) for t in piece.group.tensors]  # a loss may write into them
-                    value = one_number(loss(piece.group.record(tensors, mode.mark)))[None]
-                break
-        if not trained or not value.requires_grad:
-            return value.detach(), {}
-        with unchanged(self.module), masks_traced(), mode:
-            gradients = zip(trained, backward(value, trained), strict=True)
-        return value.detach(), {p: Instantiated(g[None]) for p, g in gradients if g is not None}
 
     def _add_clipped(self, gradients: Gradients, weights: Tensor | None) -> Tensor:
         """Add sum_i w_i c_i g_i to the sums; returns the norms (n,), inf where not finite. Empties ``gradients``.
@@ -241,6 +147,115 @@ class GradientEngine:
                 total = total.view_as(p)
                 self._sums[p] = self._sums[p].double().add_(total) if p in self._sums else widened(total)
         return norms
+
+
+@dataclass
+class _Computation:
+    """The losses of one batch, and their gradients by the ``trained`` parameters, piece by piece."""
+
+    engine: GradientEngine
+    loss: Loss
+    partition: Partition  # afterwards it has the pieces that were computed
+    trained: Parameters = ()
+
+    def results(self) -> Generator[tuple[Tensor, Tensor, Gradients], None, None]:
+        """Yields for each piece the positions of its samples in the batch, their losses (n,) and gradients."""
+        todo, done = self.partition.pieces[::-1], list[Piece]()
+        repeated: Any = None  # the first sample alone, or else the smallest piece, its losses and sum of gradients
+        smallest = MOST_TOGETHER + 1  # its size; that of a sample alone counts as 0
+        while todo:
+            piece = todo.pop()
+            decisions = Decisions(piece.path, piece.wanted)
+            try:
+                computed: Any = [(piece, self._mapped(piece, decisions))]
+            except Regroup as regroup:
+                todo += regroup.pieces(piece)
+                continue
+            except (Refused, torch.OutOfMemoryError, MemoryError):
+                raise
+            except Exception as error:
+                if not self.engine._own_factories and any(text in str(error) for text in _INTO_FRESH):
+                    self.engine._own_factories = True
+                    todo.append(piece)
+                    continue
+                reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+                computed = self._one_by_one(piece, decisions.path, reason)
+            for part, (losses, gradients) in computed:
+                size = 0 if part.alone else len(losses)
+                if size < smallest and self._is_suspect(part, several=bool(todo or done or decisions.path)):
+                    repeated, smallest = (part, losses, _summed(losses, gradients)), size
+                done.append(part)
+                yield part.rows, losses, gradients
+        self.partition.pieces = done
+        if repeated is not None:
+            self._check_memoryless(*repeated)
+
+    def _is_suspect(self, piece: Piece, *, several: bool) -> bool:
+        """Whether Python code saw what it could keep, and is checked: a sample, one of ``several`` shapes, a text."""
+        if piece.alone:
+            return self.partition.checked is not None
+        return bool(self.partition.checked) and (several or piece.group.has_values)
+
+    def _check_memoryless(self, piece: Piece, losses: Tensor, sums: Tensor) -> None:
+        """Compute a piece again, and refuse a loss whose values (n,), or sum of gradients, are not those of before."""
+        now, gradients = self._alone(piece) if piece.alone else self._mapped(piece, Decisions(piece.path, piece.wanted))
+        sums_now = _summed(now, gradients)
+        far = sums_now.shape != sums.shape or bool((sums_now - sums).norm() > 0.001 * sums.norm() + 1e-5)
+        if far or not torch.allclose(now.to(losses), losses, 1e-4, equal_nan=True):
+            raise Refused(
+                "the loss (or weight) of a record depends on those that were computed before it: let loss and model "
+                "keep nothing of a record, and draw from the global generators of torch, NumPy or Python"
+            )
+
+    def _mapped(self, piece: Piece, decisions: Decisions) -> Computed:
+        """Losses (n,) and gradients of a piece by one map."""
+        self.partition.begin(piece, 0)
+        engine, group = self.engine, piece.group
+        budget, sharing, own = engine.memory_budget, engine._sharing, engine._own_factories
+        one_pass = Pass(self.trained, len(group), decisions, memory_budget=budget, sharing=sharing, own_factories=own)
+        with unchanged(engine.module), masks_traced():
+            losses = one_pass.losses(lambda some: one_number(self.loss(group.record(some, _not_mapped))), group.tensors)
+            gradients = one_pass.gradients(losses) if self.trained else {}
+        if piece.wanted is None:
+            return losses.detach(), gradients
+        chosen = piece.wanted.to(losses.device)
+        return losses.detach()[chosen], {p: g.select(chosen) for p, g in gradients.items()}
+
+    def _one_by_one(self, piece: Piece, path: Path, reason: str) -> Iterator[tuple[Piece, Computed]]:
+        """Yields each sample of a piece that cannot be mapped, and its result; the first time it warns of that."""
+        with unchanged(self.engine.module, by_value=True):
+            for i in piece.positions.tolist():
+                sample = Piece(piece.group.take(slice(i, i + 1)), path, alone=True)
+                try:
+                    result = self._alone(sample)
+                except Exception as error:  # a wrong loss raises its error again
+                    error.add_note(_CALLED)
+                    raise
+                yield sample, result
+        if self.engine.fallback_reason is None:
+            warnings.warn(SLOW.format(f"the loss does what cannot be mapped over them ({reason})"), stacklevel=7)
+        self.engine.fallback_reason = reason
+
+    def _alone(self, sample: Piece) -> Computed:
+        """The result of a sample without a map, by random numbers with which it decides as its path says, if found."""
+        for attempt in range(1, _MAX_ATTEMPTS):
+            with suppress(Regroup):  # which says that it decided otherwise
+                return self._by_autograd(sample, sample.path, attempt)
+        return self._by_autograd(sample, (), _MAX_ATTEMPTS)
+
+    def _by_autograd(self, sample: Piece, path: Path, attempt: int) -> Computed:
+        """The loss (1,) and gradients of a sample; Regroup if it decides otherwise than ``path``."""
+        self.partition.begin(sample, attempt)
+        module = self.engine.module
+        mode = SingleSample(Decisions(path), self.trained, module.parameters())
+        with unchanged(module), masks_traced(), mode:
+            tensors = [mode.mark(t[0].clone()) for t in sample.group.tensors]  # a loss may write into them
+            value = one_number(self.loss(sample.group.record(tensors, mode.mark)))[None]
+        if not self.trained or not value.requires_grad:
+            return value.detach(), {}
+        with unchanged(module), masks_traced(), mode:
+            gradients = zip(self.trained, backward(value, self.trained), strict=True)
+        return value.detach(), {p: Instantiated(g[None]) for p, g in gradients if g is not None}
 
 
 def _summed(losses: Tensor, gradients: Gradients) -> Tensor:

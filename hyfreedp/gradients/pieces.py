@@ -9,6 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -54,7 +55,7 @@ class Decisions:
         answers, path = answers.detach()[self._wanted], self.path
         if self._answered < len(path):
             if not _agree(answers, path[self._answered]):
-                raise Regroup(Piece.repeated)
+                raise Regroup(Piece.as_whole)
         elif len(groups := _positions_by_answer(answers)) > 1:
             if len(groups) == len(answers) and answers.is_floating_point():
                 warnings.warn(SLOW.format("the loss asks each for a number, by .item() or float()"), stacklevel=2)
@@ -83,67 +84,73 @@ def _positions_by_answer(answers: Tensor) -> list[Tensor]:
     return [(kind_of == k).nonzero()[:, 0].cpu() for k in range(len(kinds))]
 
 
+@dataclass(eq=False)
 class Piece:
-    """Samples that are mapped together."""
+    """Samples that are mapped together.
 
-    def __init__(
-        self,
-        group: Group,
-        path: Path = (),
-        wanted: Tensor | None = None,
-        *,
-        stream: tuple[int, int] | None = None,
-        again: Piece | None = None,
-        alone: bool = False,
-    ) -> None:
-        self.group, self.path = group, path  # the samples; their known answers to the first decisions, equal for all
-        self.wanted = wanted  # positions in the group of the samples whose results are used; None for all
-        self.positions = torch.arange(len(group)) if wanted is None else wanted  # the same, also for all
-        self.rows = group.rows if wanted is None else group.rows[wanted]  # in the batch
-        # The name of its random numbers: the first sample's place in the batch, and the number of known answers; or
-        # that of another piece, if this one repeats its numbers.
-        self.stream = stream or (int(group.rows[0]), len(path))
-        # The piece to compute instead if a decision depends on random numbers: it computes these samples with the
-        # numbers from which their answers came.
-        self.again = again
-        self.alone = alone  # whether it is one sample that was computed without a map
+    Say the loss has ``if x.sum() > 0``, and samples 0 and 3 answer True, 1 and 2 False. Then two pieces replace that of
+    all four: samples 1 and 2 with ``path`` (False,), and 0 and 3 with (True,), each with random numbers of its own. If
+    the loss asks ``if torch.rand(()) < p``, samples may now answer otherwise than their path says. Then ``whole``
+    replaces the piece: all four, with the random numbers of the first time, of which those ``wanted`` are used.
+    """
+
+    group: Group  # the samples that are mapped
+    path: Path = ()  # their answers to the first decisions, as far as known; equal for all that are wanted
+    wanted: Tensor | None = None  # positions in the group of the samples whose results are used; None for all
+    numbers_of: Piece | None = None  # the piece whose random numbers it repeats; None: it has its own
+    whole: Piece | None = None  # to compute instead if a decision depends on random numbers, if it was not cut
+    alone: bool = False  # whether it is one sample that was computed without a map
+
+    @property
+    def positions(self) -> Tensor:
+        """As ``wanted``, but never None."""
+        return torch.arange(len(self.group)) if self.wanted is None else self.wanted
+
+    @property
+    def rows(self) -> Tensor:
+        """Positions in the batch of the samples whose results are used."""
+        return self.group.rows if self.wanted is None else self.group.rows[self.wanted]
+
+    @cached_property
+    def stream(self) -> tuple[int, int]:
+        """The name of its random numbers: the first sample's place in the batch, and the number of known answers."""
+        if self.numbers_of is not None:
+            return self.numbers_of.stream
+        return int(self.group.rows[0]), len(self.path)
 
     def split(self, parts: list[tuple[Path, Tensor]]) -> list[Piece]:
         """One piece for each path and the samples with these answers, given by their places in :attr:`positions`."""
         pieces = []
         for path, places in reversed(parts):
             positions = self.positions[places]
-            same = Piece(self.group, path, positions, stream=self.stream)
-            pieces.append(same if self.wanted is not None else Piece(self.group.take(positions), path, again=same))
+            piece = Piece(self.group, path, positions, numbers_of=self)
+            if self.wanted is None:  # it is not known whether decisions depend on random numbers
+                piece = Piece(self.group.take(positions), path, whole=piece)
+            pieces.append(piece)
         return pieces
 
     def cut(self, size: int) -> list[Piece]:
         """Pieces of at most ``size`` samples."""
         return [Piece(self.group.take(positions), self.path) for positions in reversed(self.positions.split(size))]
 
-    def repeated(self) -> list[Piece]:
-        """[``again``]; Refused if there is none, since the piece was cut."""
-        if self.again is None:
+    def as_whole(self) -> list[Piece]:
+        """[``whole``]; Refused if there is none, since the piece was cut."""
+        if self.whole is None:
             raise Refused(
                 "a decision of Python depends on random numbers, among too many samples: set max_physical_batch_size"
             )
-        return [self.again]
+        return [self.whole]
 
 
 @dataclass
 class Partition:
-    """The samples of a batch, divided into pieces, which a pass replaces by smaller ones if it must split them.
+    """The samples of a batch, divided into pieces, which a pass replaces by smaller ones if it must split them."""
 
-    Attributes:
-        pieces: those with which a pass begins; after it, those that it has computed.
-        begin: called with a piece and 0, or with a sample computed alone and attempt 1, 2, ..., to seed its random
-            numbers. By default they are not seeded, and every pass begins with the caller's, which it does not use up.
-        checked: what is computed twice to find a loss with memory: True: any piece; False: samples alone; None: none.
-    """
-
-    pieces: list[Piece]
+    pieces: list[Piece]  # those with which a pass begins; after it, those that it has computed
+    # Called with a piece and 0, or with a sample computed alone and attempt 1, 2, ..., to seed its random numbers. By
+    # default they are not seeded, and every pass begins with the caller's, which it does not use up.
     begin: Callable[[Piece, int], None] = lambda piece, attempt: None
-    checked: bool | None = None
+    checked: bool | None = None  # what is computed twice to find a loss with memory: any piece; samples alone; nothing
 
     @classmethod
     def of(cls, batch: Any, size: PhysicalBatchSize = None) -> Partition:

@@ -11,7 +11,7 @@ import warnings
 import torch
 from torch import Tensor
 
-from hyfreedp.data.batches import Loss
+from hyfreedp.data.batches import Group, Loss
 from hyfreedp.errors import Refused
 from hyfreedp.gradients.engine import GradientEngine
 from hyfreedp.gradients.guard import unchanged
@@ -32,57 +32,68 @@ def check_plain_loss(engine: GradientEngine, loss: Loss, partition: Partition, k
     group = max((piece.group for piece in partition.pieces), key=len, default=None)
     if group is None or len(group) < 2:
         return False
-    group = group.take(slice(0, 3))
-    all_rows = list(range(len(group)))
-
-    def batch_loss(rows: list[int], key: bytes = key) -> Tensor | None:
-        """The loss of some records as one batch, shape (1,) or (len(rows),); None if it cannot be computed."""
-        tensors = [t.flatten(0, 1)[None] for t in group.take(torch.tensor(rows)).tensors if t.dim() > 1]
-        bare = isinstance(group.form, list) and len(group.form) == 1 and isinstance(group.form[0], tuple | list | dict)
-        if bare or len(tensors) < len(group.tensors):  # a list of records, or a scalar: no batch dimension to join
-            return None
-        with random_states_of(key, engine.device), unchanged(engine.module, by_value=True):
-            try:  # as one sample of several rows, so that the loss cannot keep a usable tensor of it
-                value = Pass([], 1, memory_budget=0).losses(lambda some: loss(group.record(some)), tensors)
-            except Refused:
-                raise
-            except Exception:  # the loss takes a single record only, or cannot be mapped
-                return None
-        return value.flatten() if value.is_floating_point() and value.numel() in (1, len(rows)) else None
-
     with eval_mode(engine.module.modules()), warnings.catch_warnings(action="ignore"):
-        if (plain := batch_loss(all_rows)) is None:
-            return True
-        try:
-            records = Partition([Piece(group)], lambda piece, attempt: seed_random_states(key, engine.device))
-            alone = engine.losses(loss, records).to(plain)
+        _compare(engine, loss, group.take(slice(0, 3)), key)
+    return True
+
+
+def _compare(engine: GradientEngine, loss: Loss, group: Group, key: bytes) -> None:
+    """ValueError as by :func:`check_plain_loss`, from these records."""
+    together = _loss_together(engine, loss, group, key)
+    if together is None:
+        return
+    alone = _losses_alone(engine, loss, group, key).to(together)
+    if any(_same(together, expected) for expected in (alone, alone.mean()[None], alone.sum()[None])):
+        return
+    finite = int(alone.isfinite().sum())
+    if 0 < finite < len(alone) or (finite == 0 and not together.isfinite().all()):
+        return  # a record's loss is not finite
+    if not _same(together, _loss_together(engine, loss, group, key + b"again"), 1e-6):
+        return  # the loss draws random numbers
+    rows = list(range(len(group)))
+    subsets = [rows]
+    if len(together) == 1 and finite:  # it may be a weighted mean: then so is that of any two, or of one twice
+        subsets = [[i, j] for i in rows for j in rows[i:]]
+    for some in subsets:
+        value, theirs = _loss_together(engine, loss, group.take(torch.tensor(some)), key), alone[some]
+        slack = 1e-5 + 1e-3 * theirs.abs().max()
+        if value is not None and (len(value) > 1 or not theirs.min() - slack <= value <= theirs.max() + slack):
+            raise ValueError(
+                f"the loss of a batch must be made of its records' losses alone, but of {len(some)} together it is "
+                f"{_listed(value)}, and theirs are {_listed(theirs)}. Each is computed as a batch of its own, "
+                "so none sees another: leave out statistics of the batch, put what one is compared with into it "
+                "(a pair in place of in-batch negatives), give output and target one shape, use batch_first=True"
+            )
+
+
+def _loss_together(engine: GradientEngine, loss: Loss, group: Group, key: bytes) -> Tensor | None:
+    """The loss of n records as one batch, shape (1,) or (n,); None if it cannot be computed."""
+    tensors = [t.flatten(0, 1)[None] for t in group.tensors if t.dim() > 1]
+    bare = isinstance(group.form, list) and len(group.form) == 1 and isinstance(group.form[0], tuple | list | dict)
+    if bare or len(tensors) < len(group.tensors):  # a list of records, or a scalar: no batch dimension to join
+        return None
+    with random_states_of(key, engine.device), unchanged(engine.module, by_value=True):
+        try:  # as one sample of several rows, so that the loss cannot keep a usable tensor of it
+            value = Pass([], 1, memory_budget=0).losses(lambda some: loss(group.record(some)), tensors)
         except Refused:
             raise
-        except Exception as error:
-            raise ValueError(
-                f"the loss takes several records and fails for one alone, as it is given it: {error}. A .squeeze() "
-                "takes the dimension of the batch away, too: write .squeeze(-1)"
-            ) from error
-        if any(_same(plain, expected) for expected in (alone, alone.mean()[None], alone.sum()[None])):
-            return True
-        finite = int(alone.isfinite().sum())
-        broken = 0 < finite < len(alone) or (not finite and not bool(plain.isfinite().all()))
-        if broken or not _same(plain, batch_loss(all_rows, key + b"again"), 1e-6):
-            return True  # a record's loss is not finite, or the loss draws random numbers
-        compared = [all_rows]
-        if len(plain) == 1 and finite:
-            compared = [[i, j] for i in all_rows for j in all_rows[i:]]
-        for rows in compared:
-            value, theirs = batch_loss(rows), alone[rows]
-            slack = 1e-5 + 1e-3 * theirs.abs().max()  # one number within their range may be their weighted mean
-            if value is not None and (len(value) > 1 or not theirs.min() - slack <= value <= theirs.max() + slack):
-                raise ValueError(
-                    f"the loss of a batch must be made of its records' losses alone, but of {len(rows)} together it is "
-                    f"{_listed(value)}, and theirs are {_listed(theirs)}. Each is computed as a batch of its own, "
-                    "so none sees another: leave out statistics of the batch, put what one is compared with into it "
-                    "(a pair in place of in-batch negatives), give output and target one shape, use batch_first=True"
-                )
-    return True
+        except Exception:  # the loss takes a single record only, or cannot be mapped
+            return None
+    return value.flatten() if value.is_floating_point() and value.numel() in (1, len(group)) else None
+
+
+def _losses_alone(engine: GradientEngine, loss: Loss, group: Group, key: bytes) -> Tensor:
+    """The loss of each of n records, shape (n,)."""
+    records = Partition([Piece(group)], lambda piece, attempt: seed_random_states(key, engine.device))
+    try:
+        return engine.losses(loss, records)
+    except Refused:
+        raise
+    except Exception as error:
+        raise ValueError(
+            f"the loss takes several records and fails for one alone, as it is given it: {error}. A .squeeze() "
+            "takes the dimension of the batch away, too: write .squeeze(-1)"
+        ) from error
 
 
 def _same(a: Tensor, b: Tensor | None, rtol: float = 1e-3) -> bool:
