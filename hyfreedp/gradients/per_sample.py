@@ -101,7 +101,7 @@ class OuterProducts(PerSampleGradients):
 
     @cached_property
     def squared_norms(self) -> Tensor:
-        """An upper bound, by what rounding may have lost in norms or sums (much only where tokens cancel)."""
+        """||g_i||^2, and for several tokens a bound of its rounding error added (large only where tokens cancel)."""
         left, right = widened(self.left), widened(self.right)
         if left.shape[1] == 1:
             return _squares(left[:, 0]) * _squares(right[:, 0])

@@ -31,8 +31,9 @@ def check_module(module: nn.Module) -> None:
         raise ValueError(f"parameter {name!r} is complex, and noise is real: train a real one, and view_as_complex it")
     if any(p._backward_hooks or p._post_accumulate_grad_hooks for p in trained):
         raise ValueError("trained parameters must have no hooks: to freeze a part, multiply it by a mask in forward")
-    if problems := {layer: problem for layer in module.modules() if (problem := _problem(layer))}:
-        named = [(name, layer) for name, layer in module.named_modules() if layer in problems]
+    problems = {layer: _problem(layer) for layer in module.modules()}
+    if any(problems.values()):
+        named = [(name, layer) for name, layer in module.named_modules() if problems[layer]]
         texts = [f"layer {name!r} ({type(layer).__name__}) {problems[layer]}" for name, layer in named]
         raise ValueError("this module cannot be trained privately: " + listed(texts))
 
