@@ -205,7 +205,7 @@ plots.save(figure, "06_image_classification_rates", shows=shows, **made)
 # * **as the paper accounts it**, with the noise that Algorithm 2 prints; its real $\varepsilon$ is then another than the target,
 # * **losses without noise**, with a millionth of that noise on its losses. That is not private. It shows what the rule would do if it saw its losses almost exactly.
 #
-# Each began at the paper's first rate, $10^{-4}$, and at ten and a hundred times that. On images there was time for some of these only, in single runs at $\varepsilon = 8$.
+# Each began at the paper's first rate, $10^{-4}$, and at ten and a hundred times that. On images there was time for some of these only, in single runs at $\varepsilon = 8$, most with all weights.
 #
 # **Predict first:** which of the three holds the method back?
 
@@ -222,7 +222,9 @@ if controls:
     styles |= {"paper_noiseless_losses": plots.NOISELESS_LOSSES, "algorithm1_claimed": plots.STYLES["worst"]}
     looks = {"hue": "name", "style": "name", "markers": {names[one]: style["marker"] for one, style in styles.items()}}
     looks |= {"palette": {names[one]: style["color"] for one, style in styles.items()}, "markersize": 8, "alpha": 0.8}
-    grid = sns.relplot(drawn, x="first_rate", y="points", col="place", kind="line", height=2.7, aspect=0.85, **looks)
+    grid = sns.relplot(
+        drawn, x="first_rate", y="points", col="place", col_wrap=5, kind="line", height=2.7, aspect=0.85, **looks
+    )
     grid.set(xscale="log", xlabel="first rate", ylabel="points to the search").set_titles("{col_name}")
     grid.refline(y=0, linestyle="-")
     for axis in grid.axes.flat:
