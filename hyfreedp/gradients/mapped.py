@@ -36,7 +36,7 @@ from hyfreedp.pytorch.devices import without_autocast
 Gradients = dict[nn.Parameter, PerSampleGradients]
 Call = Callable[[Tensor], Tensor]
 Backward = Callable[[Any, Tensor, bool], Tensor | None]
-_OF_TORCH: Any = Tensor.__torch_function__, nn.Parameter.__torch_function__
+_OF_TORCH: Any = Tensor.__torch_function__.__func__, nn.Parameter.__torch_function__  # type: ignore[attr-defined]
 
 _REPLACEMENTS: dict[Any, list[Callable[..., Any]]] = {}  # by torch function, in order
 
@@ -175,8 +175,8 @@ class Pass(Isolated):
         if self.level.is_left or func in operations.METADATA:
             return func(*args, **(kwargs or {}))
         try:
-            if types and any(kind.__torch_function__ not in _OF_TORCH for kind in types):
-                raise Unmappable("a kind of tensor, whose own code would see all samples")
+            if types and any(getattr(f := kind.__torch_function__, "__func__", f) not in _OF_TORCH for kind in types):
+                raise Unmappable(f"a kind of tensor, whose own code would see all samples: {types}")
             return self._intercept(func, args, kwargs or {})
         except BaseException as error:
             if type(error).__module__ != "torch.utils.checkpoint":  # whose recomputation is ended by an exception

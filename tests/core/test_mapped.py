@@ -21,6 +21,7 @@ from hyfreedp.gradients.pieces import Partition
 Loss = Callable[..., Tensor]
 looping = pytest.mark.filterwarnings("ignore:samples are computed one at a time:UserWarning")
 THREAD = ThreadPoolExecutor(1)
+Kind = type("Kind", (Tensor,), {})  # of tensor, without code of its own
 # Why a record is computed alone; parts of what functorch, or the map, says.
 DYNAMIC, SCRIPT, OWN, GRADIENT = "dynamic shape", "no operation of torch|compiled script", "own code", "require"
 
@@ -429,6 +430,7 @@ LOSSES: dict[str, tuple[Loss, str | None]] = {  # and why they are not mapped
         lambda m, x, k: m(x).sum() * torch.arange(k[0] + 2).sum() + x.new_ones(k[0]).sum(),
         None,
     ),
+    "a kind without code": (lambda m, x, k: m(x * torch.ones(()).as_subclass(Kind)).sum(), None),
     "windows": (lambda m, x, k: strided(m, x), None),
     "windows without a look at strides": (lambda m, x, k: strided(m, x, told=False), "as_strided"),
     "windows, and a write into what they view": (lambda m, x, k: strided(m, x, written=True), "a write"),
