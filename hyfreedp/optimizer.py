@@ -197,7 +197,7 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
         if self._sampled:  # also if the step fails once its gradient is counted
             self.sampler.position = self.ledger.steps
         self._base.clear_gradients()
-        self.gradient_engine.clear()
+        self._context.engine.clear()
 
     @property
     def history(self) -> list[dict[str, Any]]:

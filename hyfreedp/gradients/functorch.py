@@ -112,7 +112,5 @@ def shown(mark: Callable[[Any], Any]) -> Iterator[None]:
 
 def backward(losses: Tensor, ends: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
     """Gradients of the sum of ``losses`` by ``ends``, like ``torch.autograd.grad``, but with modes active."""
-    engine: Any = torch.autograd.Variable._execution_engine
-    return engine.run_backward(
-        (losses,), (torch.ones_like(losses),), False, False, tuple(ends), True, accumulate_grad=False
-    )
+    run: Any = torch.autograd.Variable._execution_engine.run_backward  # type: ignore[attr-defined]
+    return run((losses,), (torch.ones_like(losses),), False, False, tuple(ends), True, accumulate_grad=False)

@@ -54,6 +54,6 @@ def test_a_look_and_the_gradient_after_it_are_one_step():
 @pytest.mark.parametrize("counts", [dict(steps=13), dict(steps=6), dict(released=[[12, 0, None]])])
 def test_impossible_counts_are_refused(counts):
     ledger = PrivacyLedger(make_split())
-    with pytest.raises(ValueError, match="the plan of 12 steps does not allow"):
+    with pytest.raises(ValueError, match="the plan of 12 steps does not allow the saved"):
         ledger.load_state_dict({**ledger.state_dict(), **counts})
     assert ledger.steps == 0
