@@ -306,7 +306,7 @@ def _owned(owners: Any, records: int) -> list[list[int]]:
     ids = [*ids] if isinstance(ids, Iterable) and not isinstance(ids, str | Mapping) else None
     if ids is None or len(ids) != records:
         seen = type(owners).__name__ if ids is None else len(ids)
-        raise ValueError(f"owners must be an id for each of {records} records, in their order, got {seen}")
+        raise ValueError(f"owners must be a list, array or tensor of {records} ids, in the records' order, got {seen}")
     kinds = {type(owner) for owner in ids}
     if kinds != {str} and not all(issubclass(kind, Integral) and kind is not bool for kind in kinds):
         raise ValueError(

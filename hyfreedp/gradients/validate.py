@@ -30,7 +30,7 @@ def check_module(module: nn.Module) -> None:
         name = next(name for name, p in module.named_parameters() if p.requires_grad and p.is_complex())
         raise ValueError(f"parameter {name!r} is complex, and noise is real: train a real one, and view_as_complex it")
     if any(p._backward_hooks or p._post_accumulate_grad_hooks for p in trained):
-        raise ValueError("trained parameters must have no hooks: to freeze a part, multiply it by a mask in forward")
+        raise ValueError("trained parameters must have no hooks, which are skipped: freeze a part by a mask in forward")
     problems = {layer: _problem(layer) for layer in module.modules()}
     if any(problems.values()):
         named = [(name, layer) for name, layer in module.named_modules() if problems[layer]]

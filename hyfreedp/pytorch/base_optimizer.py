@@ -78,7 +78,7 @@ class BaseOptimizer:
             raise ValueError("optimizer must not have capturable=True on a CPU: leave it out")
         if "eps" in self.optimizer.defaults and any(p.dtype == torch.float16 for p in self.parameters):
             raise ValueError(
-                f"trained parameters must not be float16 with {type(self.optimizer).__name__}, whose squared gradients "
+                f"trained parameters must not be float16 with {type(self.optimizer).__name__}, whose eps or squares "
                 "underflow: call module.bfloat16(), or float() and torch.autocast(..., dtype=torch.bfloat16)"
             )
         self._check_rates()

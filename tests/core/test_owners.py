@@ -130,8 +130,8 @@ def test_a_step_clips_the_mean_of_an_owners_losses():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"owners": IDS[1:]}, "an id for each of 40 records, .*, got 39"),
-        ({"owners": dict(enumerate(IDS))}, "an id for each of 40 records, in their order, got dict"),
+        ({"owners": IDS[1:]}, "a list, array or tensor of 40 ids, .*, got 39"),
+        ({"owners": dict(enumerate(IDS))}, "of 40 ids, in the records' order, got dict"),
         ({"owners": [None, *IDS[1:]]}, r"owners must be integers, or all of them strings, got NoneType, int: leave"),
         ({"batch_size": 11}, "at most the 10 owners, of whom it draws so many, got 11"),
         ({"records_per_person": 2}, "records_per_person must be 1 with owners=, each a person, got 2"),
