@@ -79,7 +79,7 @@ class Unprepared:
     @property
     def _is_accelerate_prepared(self) -> NoReturn:
         raise TypeError(
-            f"accelerator.prepare must not be given a private {type(self).__name__}. Leave prepare out, call "
+            f"accelerator.prepare must not be given a private {type(self).__name__}. Leave out prepare, call "
             "model.to(accelerator.device) before make_private_with_epsilon, move tensors in the loss: docs/trainers.md"
         )
 
