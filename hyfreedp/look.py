@@ -275,13 +275,13 @@ class LookedRate(RateLearner):
     @contextmanager
     def averaged(self) -> Iterator[None]:
         """A context in which the model has the averaged weights."""
-        present, self._shown = [p.detach().clone() for p in self._parameters], True
+        present, shown, self._shown = [p.detach().clone() for p in self._parameters], self._shown, True
         try:
             self._set(self._average or present)
             yield
         finally:
             self._set(present)
-            self._shown = False
+            self._shown = shown
 
     def _refuse_averaged(self) -> None:
         if self._shown:

@@ -334,7 +334,8 @@ def test_a_run_may_be_evaluated_at_its_average_before_it_ends():
             path.append(flat(model))
             if asks and optimizer.steps_left:
                 with optimizer.averaged(), pytest.raises(RuntimeError, match="leave it before a step or a checkpoint"):
-                    average = flat(model)
+                    with optimizer.averaged():
+                        average = flat(model)
                     optimizer.state_dict() if len(path) % 2 else optimizer.step(cross_entropy(model), batch)
                 assert torch.equal(flat(model), path[-1])
         ends.append(flat(model))
