@@ -76,8 +76,7 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
         self.gradient_engine, self.processes, self.diagnostics = gradient_engine, processes, diagnostics
         self.rate_learner = rate_learner or RateLearner(self._base)
         self.expected_batch_size = B = sampler.sample_rate * sampler.num_records
-        self._generator = generator
-        self._context = StepContext(gradient_engine, self.ledger, generator, processes, B, max_physical_batch_size)
+        self._context = StepContext(self.ledger, generator, processes, B, max_physical_batch_size)
         parts = {"model": module, "rate": self.rate_learner, "sampler": sampler, "generator": generator}
         self._run = RunState(self._base, self.ledger, parts, self._describe(), processes)
         self._process_id = os.getpid()
@@ -179,10 +178,10 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
             check_arguments(loss, "the record")
         if self._sampled and self.split.gradient_noise_multiplier(t) > 0:
             self.sampler.check_drawn(t, batch_length(batch))
-        samples = StepBatch(self._context, loss, batch, weights)
+        samples = StepBatch(self._context, self.gradient_engine, loss, batch, weights)
         if not self._loss_compared:
             self._loss_compared = samples.owners or check_plain_loss(
-                self.gradient_engine, samples.loss, samples.partition, self._generator.child("plain", t).key
+                self.gradient_engine, samples.loss, samples.partition, self._context.generator.child("plain", t).key
             )
         return samples
 
@@ -197,7 +196,7 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
         if self._sampled:  # also if the step fails once its gradient is counted
             self.sampler.position = self.ledger.steps
         self._base.clear_gradients()
-        self._context.engine.clear()
+        self.gradient_engine.clear()
 
     @property
     def history(self) -> list[dict[str, Any]]:
@@ -249,7 +248,7 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
             number=self.sampler.num_records,
             sampled=self._batches_are_samples,
             clipping=repr(self.gradient_engine.clipping),
-            noise="secure" if self._generator.secure else "standard",
+            noise="secure" if self._context.generator.secure else "standard",
         )
 
     def averaged(self) -> AbstractContextManager[None]:
@@ -298,7 +297,7 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
             "learning rate": repr(self._base.eta) if self.split.probe == "none" else "learned",
             "decay": f"{self.plan.preset.decay} from {self.plan.preset.decay_start!r}",
             **self._base.settings(),
-            "noise": "secure" if self._generator.secure else "standard",
+            "noise": "secure" if self._context.generator.secure else "standard",
         }
 
     def __repr__(self) -> str:

@@ -237,7 +237,9 @@ def total_epsilon(runs: Sequence[Any], delta: float) -> float:
             )
     seeds = [run.sampler.seed for run in {id(run): run for run in runs}.values() if not isinstance(run, Statement)]
     if len(set(seeds)) < len(seeds):
-        raise ValueError("runs must draw batches by different seeds: make all by one PrivacyEngine, or leave seed= out")
+        raise ValueError(
+            "runs must draw batches by different seeds, but two have one: make all by one engine, or without seed="
+        )
     return epsilon_of_runs([(run.split, run.steps) for run in statements], delta)
 
 

@@ -26,7 +26,6 @@ _CHECKED = 26  # of 256 batches with decisions of Python so many are checked for
 class StepContext:
     """What the batches of all steps of a run share."""
 
-    engine: GradientEngine
     ledger: PrivacyLedger  # knows the number of the next step and its noise, and counts what is released
     generator: NoiseGenerator  # of which each step and purpose gets a child
     processes: Processes
@@ -40,13 +39,15 @@ class StepBatch:
     Losses are raw: a learner of the rate may use them only through one noisy release of the batch.
 
     Args:
+        engine: the model's gradient engine.
         loss: maps one record, as ``collate_fn([record])`` returns it, to one number.
         batch: what the loader yielded, or a plain structure of tensors whose dimension 0 is the samples.
         weights: maps one record to its weight, one number in [0, 1].
     """
 
-    def __init__(self, run: StepContext, loss: Loss, batch: Any, weights: Weights) -> None:
-        self._run, self._step, split, generator = run, run.ledger.steps, run.ledger.split, run.generator
+    def __init__(self, run: StepContext, engine: GradientEngine, loss: Loss, batch: Any, weights: Weights) -> None:
+        self._run, self._engine, self._step = run, engine, run.ledger.steps
+        split, generator = run.ledger.split, run.generator
         self.owners = isinstance(batch, Records) and batch.owners  # whether samples are owners
         self.loss = _of_sample(loss, self.owners)  # of a record, or the mean over an owner's records
         self.noise_multiplier = split.sigma_loss  # of a look or probe
@@ -66,7 +67,7 @@ class StepBatch:
         if weights is None:
             return
         check_type("weights", weights, Callable, "a function of one record, as lambda record: of_class[record[1]]")
-        self.weights = run.engine.losses(_of_sample(weights, self.owners), self._new_pass(self._checked)).double()
+        self.weights = engine.losses(_of_sample(weights, self.owners), self._new_pass(self._checked)).double()
         if not bool(((self.weights >= 0) & (self.weights <= 1)).all()):  # the noise is for samples that count once
             raise ValueError(
                 "weights must be in [0, 1], got one outside: divide all by the largest possible, whoever is in the data"
@@ -76,12 +77,12 @@ class StepBatch:
         """Losses at the weights that ``move`` gives the model."""
         with self._run.processes.all_or_none():
             move()
-            return self._run.engine.losses(self.loss, self._new_pass(None)).double()
+            return self._engine.losses(self.loss, self._new_pass(None)).double()
 
     def add_gradients(self) -> tuple[Tensor, Tensor]:
         """Add the weighted, clipped gradients to the engine's sums; returns the raw losses and norms."""
         with self._run.processes.all_or_none():
-            return self._run.engine.add(self.loss, self._new_pass(self._checked), self.weights)
+            return self._engine.add(self.loss, self._new_pass(self._checked), self.weights)
 
     def weighted(self, losses: Tensor) -> Tensor:
         """Losses (..., B) times the weights; 0 for a sample of weight 0, even if its loss is not finite."""
@@ -92,9 +93,9 @@ class StepBatch:
     def release_gradient(self, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
         """The private gradient by these parameters, from the engine's sums on all processes; it is in the ledger."""
         run, generator, B = self._run, self._of_gradient, self.expected_batch_size
-        sums = run.engine.clipped_sums(parameters)
+        sums = self._engine.clipped_sums(parameters)
         run.processes.add_up(sums)
-        sigma, R = run.ledger.split.gradient_noise_multiplier(self._step), run.engine.sensitivity
+        sigma, R = run.ledger.split.gradient_noise_multiplier(self._step), self._engine.sensitivity
         privatize_gradient(sums, sigma, sensitivity=R, expected_batch_size=B, generator=generator)
         run.processes.check_same(generator.tag)
         run.ledger.record(generator.tag)
@@ -115,7 +116,7 @@ class StepBatch:
 
         def begin(piece: Piece, attempt: int) -> None:
             stream = ("mapped", number, *piece.stream) if attempt == 0 else ("alone", number, piece.stream[0], attempt)
-            seed_random_states(self._of_torch.child(*stream).key, self._run.engine.device, self._coins)
+            seed_random_states(self._of_torch.child(*stream).key, self._engine.device, self._coins)
 
         return Partition(list(self.partition.pieces), begin, checked)
 

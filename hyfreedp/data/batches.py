@@ -87,7 +87,6 @@ def stack_records(records: Iterable[Any], *, owners: bool = False) -> Records:
 
     Each record is copied before the next is fetched, which may reuse its memory. A record that cannot be stacked
     (sparse, nested and quantised tensors) or compared (objects other than numbers and strings) is a group of its own.
-    ValueError for None and for a record whose tensors all have no rows, which a user would think left out.
     """
     by_form: dict[Hashable, tuple[Any, list[int], list[list[Tensor]]]] = {}
     for row, record in enumerate(records):
@@ -96,12 +95,6 @@ def stack_records(records: Iterable[Any], *, owners: bool = False) -> Records:
         _, rows, stacked = by_form.setdefault((shapes, _key(form, _value)), (form, [], []))
         rows.append(row)
         stacked.append(tensors)
-    for form, _, stacked in by_form.values():
-        for part in form if owners else (form,):
-            tensors = [stacked[0][leaf] for leaf in leaves(part) if isinstance(leaf, Slot)]
-            lengths = [len(tensor) for tensor in tensors if tensor.dim()]
-            if part is None or (lengths and not any(lengths)):
-                raise ValueError("collate_fn must keep its record, but returned no row: leave records out by a Subset")
     groups = [
         Group(torch.tensor(rows), [torch.stack(column) for column in zip(*stacked, strict=True)], form)
         for form, rows, stacked in by_form.values()

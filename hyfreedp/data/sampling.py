@@ -14,7 +14,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, Sampler, Subset
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 from hyfreedp.checks import check_count, check_type, made_by
-from hyfreedp.data.batches import copied, is_plain, map_leaves, of_one_form, stack_records
+from hyfreedp.data.batches import copied, is_plain, leaves, map_leaves, of_one_form, stack_records
 from hyfreedp.errors import LOOP_THAT_ENDS, BudgetExhausted
 from hyfreedp.noise import NoiseGenerator
 from hyfreedp.noise.random_states import random_states_of
@@ -165,10 +165,14 @@ class OneByOne(Dataset[Any]):
     def _collated(self, row: int) -> Any:
         record = self.dataset[row]
         try:
-            return self.collate([record])
+            collated = self.collate([record])
         except Exception as error:
             error.add_note("collate_fn gets a list of one record, which it must keep: leave records out by a Subset")
             raise
+        tensors = [t for t in leaves(collated) if isinstance(t, Tensor) and t.dim()]
+        if collated is None or (tensors and not any(map(len, tensors))):  # a user would think it left out
+            raise ValueError("collate_fn must keep its record, but returned no row: leave records out by a Subset")
+        return collated
 
 
 def _is_torchs(collate: Any) -> bool:

@@ -137,7 +137,8 @@ class Piece:
         """[``whole``]; Refused if there is none, since the piece was cut."""
         if self.whole is None:
             raise Refused(
-                "a decision of Python depends on random numbers, among too many samples: set max_physical_batch_size"
+                "a decision of Python depends on random numbers, among samples that are too many for the memory: set "
+                "max_physical_batch_size"
             )
         return [self.whole]
 

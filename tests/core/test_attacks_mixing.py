@@ -37,8 +37,6 @@ def outlier(size=16, scale=300.0):
 
 
 # -- losses that mix ---------------------------------------------------------------------------------------------------
-
-
 def of_inputs(change):
     """A loss of inputs that are changed."""
     return lambda model: lambda b: cross_entropy(model)((change(b[0]), b[1]))
@@ -97,8 +95,6 @@ UNTOLD = {"brought down", "mixed up", "skipped"}  # of a few good records, which
 
 
 # -- what could tell of other records ----------------------------------------------------------------------------------
-
-
 def tried(model):
     """An error of one record, which the loss catches, is no error of the others."""
 
@@ -272,8 +268,6 @@ def test_a_loss_that_draws_few_random_numbers_for_a_batch_is_not_taken_for_one_t
 
 
 # -- models that mix ---------------------------------------------------------------------------------------------------
-
-
 def attentive(kind, **settings):
     """Attention along dimension 0, which without ``batch_first`` is that of the batch."""
     parts = {"inp": nn.Linear(5, 8), "att": kind(8, 2, **settings), "out": nn.Linear(8, 3)}
@@ -370,8 +364,6 @@ def test_a_record_is_squeezed_in_place_as_if_it_were_not_alone():
 
 
 # -- memories ----------------------------------------------------------------------------------------------------------
-
-
 def keeps_tensors(model, memory, x, y):
     return cross_entropy(model)((x + memory.setdefault("first", x[:1]), y))
 
@@ -382,6 +374,12 @@ def keeps_what_was_alone(model, memory, x, y):
         x.detach().numpy()
         memory["alone"] = x.detach().clone()
     return cross_entropy(model)((x + memory["alone"] if x[0, 0] <= 0 and memory else x, y))
+
+
+def adds_up(model, memory, x, y):
+    """Into a tensor that all share, which only samples one at a time can."""
+    memory.setdefault("sum", torch.zeros(5, dtype=torch.float64)).add_(x[0])
+    return cross_entropy(model)((x - memory["sum"], y))
 
 
 def written_by_rows(model, memory, x, y):
@@ -432,6 +430,13 @@ def counts(model, memory, x, y):
     """How often it is called, which is more often where samples differ in a decision."""
     memory["calls"] = memory.get("calls", 0) + 1
     return cross_entropy(model)((x, y)) * (memory["calls"] if x.max() > 1 else 1)
+
+
+def follows(model, memory, x, y):
+    """The mean of losses so far."""
+    value = cross_entropy(model)((x, y))
+    memory["mean"] = 0.9 * memory.get("mean", 1.0) + 0.1 * value.item()
+    return value * memory["mean"]
 
 
 def balances(model, memory, x, y):
@@ -485,7 +490,7 @@ def saves(model, memory, x, y):
     return cross_entropy(lambda x: model(own.apply(model[0].bias.sum() * 0 + x)))((x, y))
 
 
-KEEPING = [keeps_tensors, keeps_what_was_alone, written_by_rows, teaches, normalises, counts]
+KEEPING = [keeps_tensors, keeps_what_was_alone, adds_up, written_by_rows, teaches, normalises, counts, follows]
 KEEPING += [renormalises, observes, balances, first, lengths, turns, fades, saves]
 RECORDS = {
     first: lambda x, y: [SimpleNamespace(x=x[None], y=y[None])],
@@ -505,8 +510,6 @@ def test_a_loss_that_keeps_something_of_records_is_refused_in_the_course_of_a_ru
 
 
 # -- no false alarm ----------------------------------------------------------------------------------------------------
-
-
 def low_rank():
     """As PEFT makes them: a frozen layer in bf16 and trained updates in float32."""
     base = nn.Linear(5, 5).bfloat16().requires_grad_(False)

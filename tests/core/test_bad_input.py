@@ -57,7 +57,10 @@ def test_arguments_out_of_range_are_refused_by_name_value_and_range(case):
             lambda model: torch.optim.SGD(make_model().parameters(), lr=1.0),
             r"optimizer holds 6 trainable parameter\(s\) that are not the model's, the first of shape \(7, 5\)",
         ),
-        (lambda model: torch.optim.SGD(model[:3].parameters(), 1.0), "lacks 2 trainable parameter.* first '3.weight'"),
+        (
+            lambda model: torch.optim.SGD(model[:3].parameters(), lr=1.0),
+            r"optimizer lacks 2 trainable parameter\(s\) of the model, the first '3.weight'",
+        ),
         (
             lambda model: DPOptimizer(
                 torch.optim.SGD(model.parameters(), 1.0), noise_multiplier=1.0, max_grad_norm=1.0, expected_batch_size=8

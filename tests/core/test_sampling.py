@@ -39,8 +39,6 @@ def memberships():
 
 
 # -- the distribution --------------------------------------------------------------------------------------------------
-
-
 def test_every_record_is_included_at_the_sample_rate(memberships):
     """Chi-square over the 50 records' frequencies: a rate off by a little, or a favoured record, would show."""
     steps, records = memberships.shape
@@ -73,8 +71,6 @@ def test_inclusion_is_independent_across_steps_and_records(memberships):
 
 
 # -- seeds and positions -----------------------------------------------------------------------------------------------
-
-
 def test_seeds_and_steps_determine_the_batches():
     """The same seed gives the same run on any machine; other seeds and other steps give other batches."""
     batches = [drawn.rows for drawn in make_sampler()]
@@ -88,8 +84,6 @@ def test_seeds_and_steps_determine_the_batches():
 
 
 # -- the structure of batches ------------------------------------------------------------------------------------------
-
-
 FORMS = {
     "tuple": lambda x, y: (x, y),
     "nested": lambda x, y: {"inputs": {"ids": x, "mask": (x, x)}, "y": y},
@@ -145,8 +139,6 @@ def test_a_collate_function_that_drops_records_is_told_that_it_gets_each_alone(o
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------------
-
-
 class Stream(IterableDataset):
     def __iter__(self):
         raise AssertionError("touched")
@@ -155,7 +147,6 @@ class Stream(IterableDataset):
 FEW = type("Few", (torch_data.SequentialSampler,), {"__iter__": lambda sampler: iter(range(9))})(range(40))
 SAMPLERS = [range(9), FEW, torch_data.SubsetRandomSampler(range(9)), torch_data.RandomSampler(range(9))]
 SAMPLERS += [torch_data.WeightedRandomSampler([1.0] * 40, 40), torch_data.RandomSampler(range(40), replacement=True)]
-SAMPLERS += [DistributedSampler(range(40), num_replicas=2, rank=0)]
 CHOOSING = [DataLoader(range(40), sampler=sampler) for sampler in SAMPLERS]  # of the records some, or some twice
 CHOOSING += [DataLoader(range(40), batch_sampler=torch_data.BatchSampler(range(9), 3, False))]
 
@@ -168,6 +159,10 @@ CHOOSING += [DataLoader(range(40), batch_sampler=torch_data.BatchSampler(range(9
         (DataLoader(make_data(), batch_size=41), "at most the 40 records, got 41"),
         *((loader, r"Subset\(dataset, indices\)") for loader in CHOOSING),
         (DPDataLoader(make_data(), sample_rate=0.2), "got Opacus's DPDataLoader: give the one behind it"),
+        (
+            DataLoader(make_data(), batch_size=4, sampler=DistributedSampler(make_data(), num_replicas=2, rank=0)),
+            "must have no sampler of its own, got DistributedSampler: .* the batch size of all together",
+        ),
     ],
 )
 def test_loaders_that_cannot_be_poisson_sampled_are_refused(loader, message):
@@ -176,8 +171,6 @@ def test_loaders_that_cannot_be_poisson_sampled_are_refused(loader, message):
 
 
 # -- batches of another loader -----------------------------------------------------------------------------------------
-
-
 def private_run(**settings):
     old = DataLoader(make_data(), batch_size=8, shuffle=True)
     private = {"target_epsilon": 3.0, "preset": "fixed", "steps": 12}
