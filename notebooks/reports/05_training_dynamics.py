@@ -53,7 +53,6 @@ from hyfreedp.experiments.store.paths import CELLS, RESULTS
 from hyfreedp.experiments.store.provenance import made_by
 from hyfreedp.experiments.store.verdicts import span, verdict
 from hyfreedp.experiments.studies import dynamics
-from hyfreedp.experiments.tables import control
 
 plots.use_style()
 archive.unpack_committed(profile)  # so that this notebook, opened alone, trains nothing that is known
@@ -188,15 +187,14 @@ described = {"parameters": parameters, "inputs": ["data/results/desktop/fine_tun
 plots.save(figure, "05_training_dynamics_real", claim='Fig. "train curve".', **described)
 
 # %%
-begun = control.compared("desktop")
-begun = begun[(begun.task == "cifar10_20k") & (begun.tuning == "full") & (begun.first_rate == 1e-3)]
+begun = pd.read_csv(RESULTS / "desktop" / "control.csv")
+begun = begun[(begun.task == "cifar10_20k") & (begun.tuning == "full") & (begun.learning_rate == 1e-3)]
 drawn = {name: made_by(part) for name, part in real.groupby(real.series == "robust")}
 Markdown(
     f"From {rate:g} HyFreeDP's rate ends at {span(last.eta[behind.index], '.2g')}, and its accuracy {span(behind)} points behind. "
-    f"**A better start helps:** from 0.001 it has {span(begun.accuracy, '.1f')} % on these images (sound and the paper's "
-    f"accounting; version 0.6.1), where the tuned constant has {last.accuracy['tuned']:.1f} % (notebook 06, section 5). "
-    f"Records: {drawn[False]}; preset robust is "
-    f"the rule before, {drawn[True]}."
+    f"**A better start helps:** from 0.001 it has {span(100 * begun.accuracy, '.1f')} % on these images (sound and the "
+    f"paper's accounting; {made_by(begun)}), where the tuned constant has {last.accuracy['tuned']:.1f} % (notebook 06, section 5). "
+    f"Records: {drawn[False]}; preset robust is the rule before, {drawn[True]}."
 )
 
 # %% [markdown]

@@ -102,7 +102,7 @@ def means_in_words(values: pd.Series) -> str:
     return words + (f"; mean {means.mean():+.1f}" if len(means) > 1 else ", one data set")
 
 
-def over_data_sets(values: pd.Series, least: float) -> tuple[Outcome, str]:
+def over_data_sets(values: pd.Series, least: float, left_out: Any = (), why: str = "") -> tuple[Outcome, str]:
     """The outcome for a claim about points of accuracy on every data set, and the numbers as text.
 
     Places of one data set (models, budgets, trained parameters) are not independent, so they are averaged first, and
@@ -111,6 +111,7 @@ def over_data_sets(values: pd.Series, least: float) -> tuple[Outcome, str]:
     Args:
         values: one number per place, the mean over its seeds, indexed by data set.
         least: the mark.
+        left_out, why: places that do not count, as ``values``, and the reason; the text tells them.
     """
     means = list(values.groupby(level=0, sort=False).mean())
     outcome, words = by_data_sets(values, least), means_in_words(values)
@@ -120,6 +121,8 @@ def over_data_sets(values: pd.Series, least: float) -> tuple[Outcome, str]:
     needed = would_decide(means, least)
     if outcome == "not shown" and needed:
         words += f"; {needed if needed <= 100 else 'more than 100'} such data sets would decide"
+    if len(left_out):
+        words += f"; left out, {why}: {means_in_words(left_out)}"
     return outcome, words
 
 

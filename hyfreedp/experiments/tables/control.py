@@ -16,7 +16,7 @@ from hyfreedp.experiments.runs.cells import reader, run_cells, tabulate
 from hyfreedp.experiments.runs.spec import Spec
 from hyfreedp.experiments.store.files import write_csv
 from hyfreedp.experiments.store.paths import RESULTS
-from hyfreedp.experiments.store.verdicts import COMPARABLE, Verdict, means_in_words, over_data_sets, span
+from hyfreedp.experiments.store.verdicts import COMPARABLE, Verdict, over_data_sets, span
 from hyfreedp.experiments.tables.image_classification import CHOSE, CLOSE, OURS, data_set, within_reach
 from hyfreedp.experiments.tables.plan import CELL, SCALES, TABLE
 
@@ -88,8 +88,7 @@ def against_ours(found: pd.DataFrame, rows: pd.DataFrame) -> Verdict:
     best = best.join((100 * wanted.groupby([*PLACE, "row"]).accuracy.mean()).unstack(), on=PLACE, how="inner")
     best = best.assign(points=best.hyfreedp_robust - best.accuracy).set_index(best.task.map(data_set))
     chose = best.index.isin(CHOSE)
-    outcome, number = over_data_sets(best.points[~chose], COMPARABLE)
-    number += f"; left out, they chose its constants: {means_in_words(best.points[chose])}"
+    outcome, number = over_data_sets(best.points[~chose], COMPARABLE, best.points[chose], "they chose its constants")
     for one in best[(best.accuracy > best.grid) & (best.points < 0)].itertuples():
         number += f"; {one.Index}, {one.model[:3]}, {one.tuning}, epsilon = {one.epsilon:g}: HyFreeDP from "
         number += f"{one.first_rate:g} has {one.accuracy:.1f} %, the search {one.grid:.1f}, preset robust "

@@ -20,7 +20,6 @@ from hyfreedp.experiments.store.verdicts import (
     Verdict,
     Whose,
     mean_interval,
-    means_in_words,
     over_data_sets,
 )
 from hyfreedp.experiments.tables import paper, plan
@@ -223,8 +222,7 @@ def judged(rows: pd.DataFrame) -> list[Verdict]:
         points, left_out = (paired(part, claim.better, **versus)["by_place"] for part in (at[counts], at[~counts]))
         if not len(points):
             continue
-        outcome, number = over_data_sets(points, claim.least)
-        number += f"; left out, {why}: {means_in_words(left_out)}" if len(left_out) else ""
+        outcome, number = over_data_sets(points, claim.least, left_out, why)
         if claim.better in theirs and claim.worse in theirs:
             printed = (theirs[claim.better] - theirs[claim.worse])[finite == claim.private]
             printed = printed if claim.tuning is None else printed.loc[[claim.tuning]]
