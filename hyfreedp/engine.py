@@ -130,7 +130,7 @@ class PrivacyEngine:
             UserWarning: delta is 1 / N or more, N is 1, or ``split`` is given.
 
         Raises:
-            ValueError, TypeError: a bad argument; no private record has been used by then.
+            ValueError, TypeError: a bad argument; no batch has been drawn by then.
             RuntimeError: another process had a bad argument or has died.
         """
         check_flag("diagnostics", diagnostics)

@@ -4,21 +4,21 @@ With AdamW on normalised gradients, the noise of T steps at rate c / sqrt(T) mov
 is. What that does to a layer's outputs grows with the root of the layer's width, so larger models start at a lower c.
 
 Too high a rate does its harm late, when the noise of many steps has added up. But we know how much noise the remaining
-steps will add, so a *look* adds as much in advance. And had the run used another rate c_j, its weights would have moved
+steps will add, so a *look* adds as much in advance. And had the run used c_j instead of c, its weights would have moved
 c_j / c times as far, to first order. So a look compares the losses of one batch at the points
 
     w_0 + (c_j / c) (w - w_0) + kappa c_j s z,    c_j = 32 c_0, 16 c_0, ..., c_0 / 32,
 
 where w_0 are the initial weights, s^2 T is the sum of the squared decay factors of the remaining steps, and z is one
 standard normal vector of a public seed. The points lack what the remaining steps will learn, so they get only part of
-their noise: kappa^2 = p^(3/4), where p is the share of the schedule that is done. Runs without privacy keep z.
+their noise: kappa^2 = p^(3/4), where p is the share of the schedule that is done. Runs without privacy add it, too.
 
-Each record votes between neighbouring rates (:func:`hyfreedp.privatize.privatize_votes`), by the share of its loss that
-it would lose, but by less once its loss is far below its first one. The look starts at the current rate and goes up, or
-down, as long as the votes clearly exceed their noise. It releases only the votes that it needs, but the budget pays for
-all ten. A look errs by about a factor of two, so the rate goes half of the way, in octaves. At the first look the
-weights are scaled with it, away from w_0 or towards it; later only towards it. The run ends at an average of its
-weights, which acts like a decay. docs/step_rule.md: reasons and measurements.
+Each record votes between neighbouring rates, by the relative difference of its losses at both, but by less once these
+are far below its loss at w_0 (:func:`hyfreedp.privatize.privatize_votes`). The look starts at the current rate and goes
+up, or down, as long as the votes clearly exceed their noise. It releases only the votes that it needs, but the budget
+pays for all ten. A look errs by about a factor of two, so the rate goes half of the way, in octaves. At the first look
+w - w_0 is scaled with it, up or down; later only down. The run ends at an average of its weights, which acts like a
+decay. docs/step_rule.md: reasons and measurements.
 """
 
 import math
@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from hyfreedp.accounting.split import VOTE_CLIP, VOTES
 from hyfreedp.learner import RateLearner
 from hyfreedp.noise import NoiseGenerator
-from hyfreedp.privatize import loss_noise_std, noisy_mean, privatize_votes, within_floats
+from hyfreedp.privatize import finite, loss_noise_std, noisy_mean, privatize_votes
 from hyfreedp.pytorch.base_optimizer import trainable
 from hyfreedp.pytorch.records import LookResult
 from hyfreedp.schedule import FIRST_LOOK_STEP, LOOK_SHARES
@@ -44,9 +44,9 @@ PRETRAINED_DISPLACEMENT = 0.55  # the same for the outputs of one layer of a pre
 LADDER = tuple(2.0 ** (VOTES / 2 - j) for j in range(VOTES + 1))  # rates to compare, as multiples of the first
 NOISE_POWER = 0.75  # kappa^2 = p^NOISE_POWER, where p is the share of the schedule that is done
 CLEAR_MARGIN = 2.0  # a margin counts if it exceeds so many standard deviations of its noise
-FLOOR = 0.003  # times a record's loss at w_0 is added to what its votes are divided by: solved records count little
-CLEAR_VOTE = 0.05  # a mean vote of this size must count: where noise would hide it, votes are made steeper
-STRIDE = 0.5  # the fraction of the octaves to where a look leads by which the rate moves
+FLOOR = 0.003  # the floor of a record's votes over its loss at w_0, so that solved records count little
+CLEAR_VOTE = 0.05  # where noise would hide a margin of this size, votes are made steeper
+STRIDE = 0.5  # the rate moves this fraction of the way, in octaves, to the one that the votes choose
 AVERAGE_POWER = 8.0  # weights after t steps count about as t^8 in the average (Shamir & Zhang 2013)
 PUBLIC_SEED = 0  # of z, which protects nothing and may be known
 
@@ -64,7 +64,7 @@ def public_start(parameters: Sequence[Tensor], layers: Sequence[nn.Module] = (),
 
     A record uses 1 to V of the V rows of an embedding table, which is found in ``layers``. So n is sqrt(V), the
     geometric mean, or the width of a row if that is larger, since a product of two rows has so many terms. But in a
-    transformer n is V / 2, as measured: no mean over a record's rows reduces their noise before a norm enlarges it.
+    transformer V / 2 replaces sqrt(V), as measured: a norm enlarges the noise of rows, and no mean has reduced it.
 
     The weights of trainable norms tell the kind of model. If their entries differ, it is pre-trained, and the noise
     must not destroy what it has learned: c_0 sqrt(width of the norm) is at most ``PRETRAINED_DISPLACEMENT``. If they
@@ -133,7 +133,7 @@ def choose(margin: Callable[[int], float], level: float, needed: float) -> float
 def _margin(batch: StepBatch, pair: Tensor, floors: Tensor | None, std: float) -> float:
     """Release the margin between two rates, from the losses at both, shape (2, B); ``std`` is that of its noise."""
     if batch.noise_multiplier == 0:  # without privacy the margin is the difference of the mean losses
-        former, latter = noisy_mean(batch.weighted(within_floats(pair)), math.inf, **batch.terms).tolist()
+        former, latter = noisy_mean(batch.weighted(finite(pair)), math.inf, **batch.terms).tolist()
         return float(latter - former)
     steepness = max(1.0, CLEAR_MARGIN * std / CLEAR_VOTE)
     return privatize_votes(pair, floors=floors, steepness=steepness, weights=batch.weights, **batch.terms)[0]
@@ -149,7 +149,7 @@ class LookedRate(RateLearner):
         schedule: the decay's factor on the rate, for each of the T steps.
         looks: the steps that begin with a look.
         noise_std: standard deviation of the noise in each entry of the private gradient; 0 without privacy.
-        eta: the first rate; None: the rate at which :func:`public_start` is the size of the run's noise.
+        eta: the first rate; None: the one at which the run's noise moves weights by :func:`public_start`.
         layers: all modules of the model, among which embeddings and norms are looked for.
     """
 
@@ -170,7 +170,7 @@ class LookedRate(RateLearner):
         self._noise_to_come = {t: noise_to_come(schedule, t, float(groups[0].get("momentum", 0.0))) for t in looks}
         displacement, proportional = displacement_per_gradient(optimizer, self._steps)
         self._reach = math.sqrt(self._steps) * displacement  # how far noise of size 1 moves a weight at rate 1
-        # What the optimizer's steps are proportional to: for SGD the gradient's noise, or without noise its first size.
+        # The size of a gradient's entries if steps are proportional to it (SGD): the noise's, or else the first one's.
         self._unit = (noise_std or math.nan) if proportional else 1.0
         self._first, self._public = eta, (self._parameters, layers, self._ratios)
         self._c0 = public_start(*self._public)

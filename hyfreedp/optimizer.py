@@ -102,7 +102,7 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
             ValueError, TypeError: the model is in eval mode, one of its layers now mixes samples or keeps raw
                 statistics, or losses or weights have the wrong form; or, at the first step, the loss of a batch differs
                 from the losses of its records (see :mod:`hyfreedp.gradients.plain`).
-            RuntimeError: another process failed; or the process was forked after the run was made.
+            RuntimeError: the batch is not the loader's last, another run has the optimizer, a process failed or forked.
 
         NaN and +infinity count as the largest loss, gradients that are not finite as zero. If all records have such,
         the step is made of noise alone; only ``diagnostics=True`` warns of it, since the warning is not private.
@@ -120,8 +120,8 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
                 samples = self._checked(t, loss, batch, weights)
             if kind == "look":
                 look = learner.vote_before_step(samples)
-            losses, norms = samples.add_gradients()  # lines 2 and 3
-            self._base.set_gradients(samples.release_gradient(self._base.parameters))  # line 4
+            losses, norms = samples.add_gradients()  # lines 2 to 4
+            self._base.set_gradients(samples.release_gradient(self._base.parameters))  # line 4: noise
             self._note_release()
             eta = learner.eta * self.plan.rate_factor(t)
             if math.isnan(eta):  # no rate is known yet, since all gradients so far were zero

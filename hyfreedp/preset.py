@@ -15,7 +15,7 @@ from hyfreedp.schedule import Decay, decay_factor, look_steps
 P = ParamSpec("P")
 R = TypeVar("R")
 
-PAPER_RATE = 1e-4  # eta_0 of the paper's line search (§5.1)
+PAPER_RATE = 1e-4  # eta_0 of the paper's line search (Alg. 1, line 1)
 
 
 @dataclass(frozen=True)

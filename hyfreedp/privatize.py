@@ -95,9 +95,9 @@ def privatize_votes(
     """Release mean votes between m + 1 candidate weights of the model: each record votes on each successive pair.
 
     A record with losses a at one candidate, b at the next, and floor f votes ``(b - a) / (|a| + |b| + f)``, times the
-    steepness, clipped to [-1, 1]. So what is left of a loss far below f counts little. The sum of w_i times the votes
-    plus noise, over the expected batch size, is the private margin. So no threshold is needed, and all m sums together
-    have L2 sensitivity sqrt(m).
+    steepness, clipped to [-1, 1]: where both losses are far below f, little. The private margin of a pair is the sum of
+    the votes times their weights, plus noise, over the expected batch size. Votes are bounded without a threshold, and
+    all m sums together have L2 sensitivity sqrt(m).
 
     NaN and infinity count as the largest loss, minus infinity as the smallest; equal losses, also of these, vote 0.
     Why the vote is not the sign of b - a: docs/step_rule.md, "Why not signs".
@@ -106,18 +106,18 @@ def privatize_votes(
         losses: per-sample losses at each candidate, in order, shape ``(m + 1, B)``, B >= 0 (else ValueError).
         noise_multiplier: sigma_l >= 0, standard deviation of the noise of each sum.
         expected_batch_size, generator, add_up: as in :func:`privatize_loss`.
-        floors: f >= 0 of each sample, a function of it and of public weights alone, shape ``(B,)``; all 0 if None.
-        steepness: at least 1, and public. A larger one makes small votes stand out from the noise, up to signs.
+        floors: f >= 0 of each sample, shape ``(B,)``, from its record and public weights alone; all 0 if None.
+        steepness: >= 1, public. The larger, the more votes are near -1 or 1, and stand out from the noise.
         weights: of the samples, in [0, 1], shape ``(B,)``; all 1 if None.
 
     Returns the m private margins, positive where the batch prefers the former of two candidates.
     """
     if losses.ndim != 2:
         raise ValueError(f"losses must have shape (m + 1, B), got {tuple(losses.shape)}")
-    values = within_floats(losses)
+    values = finite(losses)
     sizes = values[1:].abs() + values[:-1].abs()
     if floors is not None:
-        sizes += within_floats(floors)
+        sizes += finite(floors)
     votes = ((values[1:] - values[:-1]) / sizes).nan_to_num(0.0)  # 0 / 0 is a tie
     votes = (votes * steepness).clamp(-VOTE_CLIP, VOTE_CLIP)
     if weights is not None:
@@ -130,7 +130,7 @@ def privatize_votes(
     return private[: len(votes)].tolist()
 
 
-def within_floats(losses: Tensor) -> Tensor:
+def finite(losses: Tensor) -> Tensor:
     """Losses in float64, clamped to +-1e100 so that sums do not overflow; NaN counts as 1e100."""
     return losses.double().nan_to_num(nan=math.inf).clamp(-UNBOUNDED_LOSS, UNBOUNDED_LOSS)
 

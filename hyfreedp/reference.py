@@ -63,7 +63,7 @@ def automatic(norm: float) -> float:
 
 
 def clipped_gradients(model: nn.Module, loss: Loss, batch: Batch, factor: Function) -> list[Tensor]:
-    """sum_i c_i g_i (Eq. "priv grad"; lines 2 and 3)."""
+    """sum_i c_i g_i (Eq. "priv grad"; lines 2 to 4 without the noise)."""
     weights = trained(model)
     sums = [torch.zeros_like(weight) for weight in weights]
     for record in records(batch):
@@ -87,7 +87,7 @@ def finite(losses: list[float]) -> list[float]:
 
 
 def votes(here: list[float], there: list[float], floors: list[float], steepness: float) -> Tensor:
-    """Sum of ``steepness * (b - a) / (|a| + |b| + f)``, clipped to [-1, 1]; losses are a here, b there, floors f."""
+    """Sum of the votes ``steepness * (b - a) / (|a| + |b| + f)``, each clipped to [-1, 1]; then two sums of losses."""
     here, there = finite(here), finite(there)
     total = 0
     for a, b, f in zip(here, there, finite(floors), strict=True):
@@ -161,7 +161,7 @@ def train(
         released: dict[str, Any] = {}
         if looks and split.is_probe_step(t):
             released = looks.look(t, model, loss, batch, split.sigma_loss, B, noise.child("look", t))
-        sums = clipped_gradients(model, loss, batch, factor)  # lines 2 and 3
+        sums = clipped_gradients(model, loss, batch, factor)  # lines 2 to 4
         m = private(sums, split.gradient_noise_multiplier(t), sensitivity, B, noise.child("gradient", t))  # line 4
         if looks:
             eta = looks.rate(m)

@@ -116,7 +116,7 @@ def recounted(split: NoiseSplit, *, accountant: Accountant, **plan: Any) -> Nois
 
 
 def _with_noise(split: NoiseSplit) -> NoiseSplit:
-    """``split`` with the noise of Alg. 2, lines 4 to 9; rounding may exceed the budget a little."""
+    """``split`` with the noise of Alg. 2, lines 4 to 10; rounding may exceed the budget a little."""
     sigma = _vanilla_noise(split)
     if not split.probe_steps:
         return dataclasses.replace(split, sigma=sigma, sigma_gradient=sigma, sigma_gradient_probe=sigma)
@@ -170,7 +170,7 @@ def _vanilla_noise(split: NoiseSplit) -> float:
 
 
 def _loss_noise(split: NoiseSplit) -> float:
-    """The smallest sigma_l that the budget allows, given the gradient noise of ``split`` (Alg. 2, lines 8 and 9).
+    """The smallest sigma_l that the budget allows, given the gradient noise of ``split`` (Alg. 2, lines 8 and 10).
 
     The budget is what DP-SGD at sigma costs, not the target. The small difference would matter in so small a share.
     """

@@ -43,7 +43,7 @@ class Group:
         return not all(isinstance(leaf, Slot) for leaf in leaves(self.form))
 
     def record(self, tensors: Sequence[Tensor], meet: Callable[[Tensor], Any] = lambda t: t) -> Any:
-        """A record with these tensors; other values are its own copies, with whose tensors ``meet`` is called."""
+        """A record with these tensors. Other values are copied; ``meet`` is called with each tensor in the copies."""
         return map_leaves(lambda leaf: tensors[leaf] if isinstance(leaf, Slot) else copied(leaf, meet), self.form)
 
     def take(self, rows: Tensor | slice) -> Self:

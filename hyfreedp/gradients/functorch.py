@@ -21,7 +21,7 @@ saved_hooks: Callable[[bool], Any] = torch._C._autograd._top_saved_tensors_defau
 dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack  # how many are active
 unwrapped: Callable[[Tensor], Tensor] = _functorch.get_unwrapped  # the tensor that a wrapped one is one level outside
 function_modes: Callable[[], list[Any]] = torch.overrides._get_current_function_mode_stack  # that are active
-custom_function_call: Any = autograd_function.custom_function_call  # ``apply`` of a Function, as modes meet it
+custom_function_call: Any = autograd_function.custom_function_call  # what function modes get for ``Function.apply``
 
 
 class Level:
@@ -90,8 +90,8 @@ def is_wrapped(t: Any) -> bool:
 
 
 @contextmanager
-def shown(mark: Callable[[Any], Any]) -> Iterator[None]:
-    """A context in which modes meet ``apply`` of any Function, and ``mark`` is called on results of ``torch.vmap``."""
+def intercepted(mark: Callable[[Any], Any]) -> Iterator[None]:
+    """A context in which function modes also get ``Function.apply``, and ``mark`` the results of ``torch.vmap``."""
     unwrap, apply = vmap._unwrap_batched, vars(Function)["apply"]
 
     def marked(*args: Any, **kwargs: Any) -> Any:

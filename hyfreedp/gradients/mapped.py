@@ -189,7 +189,7 @@ class Pass(Isolated):
         eager: Any = torch.compiler.set_stance("force_eager")  # compiled functions run uncompiled
         ended = False
         try:
-            with eager, functorch.shown(self._marked), self.level, self:
+            with eager, functorch.intercepted(self._marked), self.level, self:
                 yield
             ended = True
         finally:

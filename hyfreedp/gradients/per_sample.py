@@ -20,8 +20,8 @@ _FORMED = 2**24  # entries of gradients that are formed at a time, for their nor
 _BLOCK = 256  # numbers that a float32 sum may add one after the other
 SQUARES = 2**18  # the most squares in one float32 sum: it loses at most 1/2000 of them, a longer one may lose any share
 _LONGEST = 4096  # as _BLOCK, on accelerators, whose products add up tokens one by one, and where each call takes time
-_LARGE, _ROWS_OF_BLAS = 16, 192  # if both vectors are at least so long, BLAS (MKL) sums blocks of so many products
-_MULTIPLICATIONS_PER_ENTRY = 16  # as many take the time of writing an entry of a gradient once and reading it twice
+_LARGE, _ROWS_OF_BLAS = 16, 192  # for two vectors of 16 numbers or more BLAS (MKL) itself sums blocks of 192 products
+_MULTIPLICATIONS_PER_ENTRY = 16  # done in the time of writing an entry of a gradient once and reading it twice
 
 
 class PerSampleGradients(ABC):
@@ -140,10 +140,10 @@ def products(left: Tensor, right: Tensor) -> OuterProducts:
 def keeps_factors(tokens: int, p: int, d: int, fits: bool = False) -> bool:
     """Whether to keep T = ``tokens`` pairs of vectors of lengths p and d per sample, instead of their product (p, d).
 
-    Factors are T (p + d) numbers, the gradient p d. A gradient that is not larger is kept: it takes less memory and no
-    more multiplications. A larger one is kept if it ``fits`` and saves time: factors take T^2 (p + d) multiplications
-    for the norm and T p d for the weighted sum; the gradient takes T p d, and the time of c p d to be written once and
-    read twice (c measured for a ViT and a GPT on a CPU). Where Gram matrices are inexact, it must be formed anyway.
+    Factors are T (p + d) numbers, the gradient p d. For T = 1 factors are kept. Else a gradient that is not larger is
+    kept: it takes less memory and no more multiplications. A larger one is kept if it ``fits`` and saves time: factors
+    take T^2 (p + d) multiplications for the norm and T p d for the sum; the gradient takes T p d, and the time of c p d
+    to be written once and read twice (c is measured). Where Gram matrices are inexact, it must be formed anyway.
     """
     inexact = tokens * relative_rounding(p, d) > _LARGEST_RELATIVE_ERROR
     faster = fits and (inexact or _MULTIPLICATIONS_PER_ENTRY * p * d < tokens**2 * (p + d))
@@ -155,7 +155,7 @@ def sum_in_blocks(gradients: PerSampleGradients, weights: Tensor) -> Tensor:
 
     One float32 sum of n samples has an error of up to n^2 / 2^26 clips (0.25 for 4,096 samples, in each piece of a
     batch), and adding one record, which shifts all others, can change it by as much. In blocks of b it is n b / 2^26.
-    Tokens are summed, too: for factors with T tokens a block has b / T samples (on a GPU 4,096 / T, 16 times more).
+    Tokens are summed, too, so a block of factors has fewer samples, see :attr:`OuterProducts.block`.
     """
     size = gradients.block
     if len(weights) <= size:

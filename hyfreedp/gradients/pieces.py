@@ -20,7 +20,7 @@ from hyfreedp.data.batches import Group, PhysicalBatchSize, groups_of
 from hyfreedp.errors import Refused
 
 SLOW = "samples are computed one at a time, since {}. It is exact and slow: see docs/usage.md, 'What is slow'"
-MOST_TOGETHER = 4096  # samples: of more, float32 sums could be wrong by a clip, if all gradients agree
+MOST_TOGETHER = 4096  # samples; in float32 the sum of many more could be wrong by a clip, if all gradients agree
 Path = tuple[Tensor, ...]  # the answers to the first decisions of Python
 
 
@@ -151,7 +151,7 @@ class Partition:
     # Called with a piece and 0, or with a sample computed alone and attempt 1, 2, ..., to seed its random numbers. By
     # default they are not seeded, and every pass begins with the caller's, which it does not use up.
     begin: Callable[[Piece, int], None] = lambda piece, attempt: None
-    checked: bool | None = None  # what is computed twice to find a loss with memory: any piece; samples alone; nothing
+    checked: bool | None = None  # what may be computed twice to find memory: any piece (True), lone samples (False)
 
     @classmethod
     def of(cls, batch: Any, size: PhysicalBatchSize = None) -> Partition:

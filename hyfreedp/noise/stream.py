@@ -52,7 +52,7 @@ class NoiseGenerator:
         secure: make each normal number the halved sum of four, against floating-point attacks; four times as slow.
     """
 
-    releases = 0  # the number of releases so far
+    releases = 0  # the number of releases and other draws so far
     tag = 0  # identifies them, see :meth:`add_noise`
 
     def __init__(self, seed: int | None = None, *, secure: bool = False) -> None:
