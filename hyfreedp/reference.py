@@ -211,10 +211,10 @@ class Looks:
         norms = [layer for layer in model.modules() if "Norm" in type(layer).__name__]
         scales = [w for layer in norms for name, w in layer.named_parameters(recurse=False) if name == "weight"]
         trained = [w for w in scales if w.dim() == 1 and w.requires_grad]
-        old = [w for w in trained if w.min() < w.max()]  # the scales of norms that were trained before
+        pretrained = [w for w in trained if w.min() < w.max()]  # the scales of norms that were trained before
         relative = dict(zip(map(id, self.weights), self.ratios, strict=True))
-        self.most = min([0.55 / (relative[id(w)] * len(w) ** 0.5) for w in old], default=math.inf)  # largest c_0
-        self.fresh = {len(w) for w in trained} - {len(w) for w in old}  # widths of a transformer not pre-trained
+        self.largest = min([0.55 / (relative[id(w)] * len(w) ** 0.5) for w in pretrained], default=math.inf)  # of c_0
+        self.fresh = {len(w) for w in trained} - {len(w) for w in pretrained}  # widths of a transformer not pre-trained
         self.momentum = groups[0].get("momentum", 0.0)
         self.T, self.eta, self.factors = T, eta, [decay(s / T) for s in range(T)]
         self.reach, proportional = displacement_per_gradient(optimizer, T)
@@ -241,7 +241,7 @@ class Looks:
             if id(weight) in self.tables:  # a record uses between 1 and all of its rows
                 n = max(n, len(weight) / 2 if n in self.fresh else len(weight) ** 0.5)
             inputs += ratio**2 * n
-        return min(6 / math.sqrt(inputs), self.most) / (math.sqrt(self.T) * self.reach * self.unit)
+        return min(6 / math.sqrt(inputs), self.largest) / (math.sqrt(self.T) * self.reach * self.unit)
 
     def noise_to_come(self, t: int) -> float:
         """Standard deviation of the noise that a look before step t adds to each weight, at the first rate."""

@@ -19,7 +19,7 @@ from hyfreedp.privatize import privatize_gradient
 from hyfreedp.processes.group import Processes
 
 Weights = Callable[[Any], Tensor] | None
-_CHECKED = 26  # of 256 batches with decisions of Python so many are checked for memory of samples
+_CHECKED = 26  # in 26 of 256 steps, chosen at random, pieces may be computed twice, to find a loss with memory
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class StepBatch:
         self.terms |= {"expected_batch_size": self.expected_batch_size, "add_up": run.processes.add_up}
         self._of_torch = generator.child("torch", self._step, run.processes.rank)  # other random numbers for each piece
         # Key of NumPy's and Python's random numbers. All samples of a map share these, so all pieces must, too.
-        self._coins = generator.child("coins", self._step).key
+        self._shared_key = generator.child("coins", self._step).key
         self._checked = self._of_torch.child("memory").key[0] < _CHECKED
         self._passes = 0  # the number of passes so far; each has its own random numbers
         self.partition = Partition.of(batch, run.max_physical_batch_size)  # with which each pass begins
@@ -116,7 +116,7 @@ class StepBatch:
 
         def begin(piece: Piece, attempt: int) -> None:
             stream = ("mapped", number, *piece.stream) if attempt == 0 else ("alone", number, piece.stream[0], attempt)
-            seed_random_states(self._of_torch.child(*stream).key, self._engine.device, self._coins)
+            seed_random_states(self._of_torch.child(*stream).key, self._engine.device, self._shared_key)
 
         return Partition(list(self.partition.pieces), begin, checked)
 

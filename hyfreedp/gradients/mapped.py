@@ -119,7 +119,7 @@ class Pass(Isolated):
         self._copies: dict[int, Tensor] = {}  # per-sample copies (B, *S) of parameters, by the parameter's id
         self._uses: dict[nn.Parameter, list[PerSampleGradients]] | None = None  # only during the backward pass
         self._raised: BaseException | None = None  # by an operation of the loss
-        self.copied: list[tuple[Tensor, int]] = []  # tensors of which one should be a view of another; their versions
+        self.copied: list[tuple[Tensor, int]] = []  # what as_strided copied instead of viewing it; with the versions
         self.checkpoints = False  # whether the model recomputes activations (gradient checkpointing)
 
     def losses(self, loss: Callable[[Sequence[Tensor]], Tensor], tensors: Sequence[Tensor]) -> Tensor:

@@ -55,7 +55,7 @@ def tensors_in(*values: Any) -> list[Tensor]:
 
 
 def asked(func: Any, input: Tensor, *arguments: Any, **named: Any) -> tuple[Any, Tensor, tuple[Any, ...], Any]:
-    """The function, the tensor whose value one of the ``DECISIONS`` really asks for, and the other arguments."""
+    """The function, the tensor whose value it really asks for (of ``nonzero``: ``input != 0``), the other arguments."""
     if func is Tensor.__contains__:
         return Tensor.__bool__, (input == arguments[0]).any(), (), {}
     return func, input != 0 if func in _PLACES else input, arguments, named
@@ -93,7 +93,7 @@ def why_unmappable(func: Any, args: Any, kwargs: dict[str, Any]) -> str | None:
 
 
 def calls_back(args: Any, kwargs: dict[str, Any]) -> bool:
-    """Whether an operation is given a function to call."""
+    """Whether an operation is given a function to call. (The first test is quick, and mostly False.)"""
     values = (*args, *kwargs.values())
     return any(map(callable, values)) and any(callable(one) and not isinstance(one, type) for one in values)
 

@@ -1,6 +1,6 @@
 """Rules for known layers: compute them on the plain tensors of all samples, and keep what parameter gradients need.
 
-Within a :class:`~.mapped.Pass` a rule replaces a torch function whose arguments are trained parameters: it computes the
+Within a :class:`~.mapped.Pass` a rule replaces a torch function, mostly one with trained parameters: it computes the
 layer on the tensors (B, ...) behind the samples' tensors. Rules are for speed only: without one, a parameter gets a
 copy for each sample, which is as fast for positions or scales. CONTRIBUTING.md says how to add one.
 """

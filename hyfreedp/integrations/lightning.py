@@ -79,7 +79,7 @@ class PrivateModule(LightningModule):
         return super().__getstate__() | {"private": None}
 
     def configure_callbacks(self) -> list[Callback]:
-        """None; it is called first. ValueError for what Lightning would say is for its automatic optimization."""
+        """No callbacks. Lightning calls this first; ValueError for what only its automatic optimization could do."""
         trainer: Any = self.trainer
         if trainer.gradient_clip_val or trainer.accumulate_grad_batches != 1:
             raise ValueError(

@@ -33,7 +33,7 @@ def derive(key: bytes, *path: object) -> bytes:
     return hashlib.blake2b(repr(path).encode(), key=key, digest_size=32, person=b"hyfreedp noise 1").digest()
 
 
-def where(device: torch.device) -> torch.device:
+def noise_device(device: torch.device) -> torch.device:
     """The device on which noise for tensors on ``device`` is drawn: the same if it computes noise, else the CPU."""
     return device if computes_noise(device) else CPU
 
@@ -141,7 +141,7 @@ def universal_hash(sums: Sequence[Tensor], key: bytes) -> bytes:
 def _to_host(tensors: Sequence[Tensor], key: bytes) -> list[Tensor]:
     """What is hashed of each tensor, on the CPU. All are on one device, and are moved in one transfer, which waits."""
     parts = [tensor.detach().reshape(-1).contiguous() for tensor in tensors]
-    if not parts or where(parts[0].device) == CPU:
+    if not parts or noise_device(parts[0].device) == CPU:
         return [part.cpu() for part in parts]
     table = secret_table(key, parts[0].device)
     short = [compress(part, table) for part in parts]

@@ -59,8 +59,8 @@ def random_states_of(key: bytes, device: torch.device) -> Iterator[None]:
         yield
 
 
-def seed_random_states(key: bytes, device: torch.device, coins: bytes | None = None) -> None:
-    """Seed torch from all 256 bits of ``key``; seed NumPy and Python from the key ``coins``, or ``key`` if None.
+def seed_random_states(key: bytes, device: torch.device, shared: bytes | None = None) -> None:
+    """Seed torch from all 256 bits of ``key``; seed NumPy and Python from ``shared``, a key, or ``key`` if None.
 
     (``torch.manual_seed`` uses only 32 bits of its seed on a CPU.)
     """
@@ -72,6 +72,6 @@ def seed_random_states(key: bytes, device: torch.device, coins: bytes | None = N
     torch.set_rng_state(torch.from_numpy(state))
     if (module := backend(device)) is not None:
         module.set_rng_state(Generator(device).manual_seed(seed).get_state(), device)
-    coins = coins or key
-    np.random.seed(np.frombuffer(derive(coins, "numpy"), np.uint32))
-    random.seed(int.from_bytes(derive(coins, "python")))
+    shared = shared or key
+    np.random.seed(np.frombuffer(derive(shared, "numpy"), np.uint32))
+    random.seed(int.from_bytes(derive(shared, "python")))

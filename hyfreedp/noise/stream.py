@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 
 from hyfreedp.checks import check_type
-from hyfreedp.noise.cipher import Keystream, derive, universal_hash, where
+from hyfreedp.noise.cipher import Keystream, derive, noise_device, universal_hash
 from hyfreedp.pytorch.devices import CPU
 
 _CHUNK = 2**16  # numbers drawn at a time on a CPU, few enough to stay in its cache
@@ -85,7 +85,7 @@ class NoiseGenerator:
             if total.dtype not in (torch.float32, torch.float64):
                 raise ValueError(f"sums must be float32 or float64, got {total.dtype}: round after the noise is added")
         flat = [total.reshape(-1) for total in sums if total.numel()]  # a copy if the tensor is not contiguous
-        device = where(flat[0].device) if flat else CPU
+        device = noise_device(flat[0].device) if flat else CPU
         groups = list(_groups(flat, _CHUNK if device == CPU else _ACCELERATOR_CHUNK))
         joined = [group[0] if len(group) == 1 else torch.cat(group) for group in groups]
         shapes = [(str(total.dtype), tuple(total.shape)) for total in sums]
@@ -104,7 +104,7 @@ class NoiseGenerator:
 
     def normal(self, *shape: int, device: torch.device = CPU) -> Tensor:
         """Standard normal numbers, new at each call, float64, on ``device`` if it computes noise, else on the CPU."""
-        device = where(device)
+        device = noise_device(device)
         normals = _Normals(self._next_key("normal"), device, self.secure)
         drawn = torch.zeros(math.prod(shape), dtype=torch.float64, device=device)
         for piece in drawn.split(_CHUNK if device == CPU else _ACCELERATOR_CHUNK):

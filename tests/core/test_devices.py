@@ -12,7 +12,7 @@ CPU, META = torch.device("cpu"), torch.device("meta")
 def test_a_device_without_the_known_answers_is_refused_before_any_data_is_used(monkeypatch):
     """As MPS, which has no float64. Noise that is asked for all the same is drawn on the CPU."""
     assert cipher.computes_noise(CPU) and not cipher.computes_noise(META)  # where nothing is computed
-    assert cipher.where(META) == cipher.where(CPU) == CPU
+    assert cipher.noise_device(META) == cipher.noise_device(CPU) == CPU
     monkeypatch.setattr("hyfreedp.engine.computes_noise", lambda device: False)
     with pytest.raises(ValueError, match=r"'cpu' failed that test .*module.to\('cpu'\)"):
         make_private()
