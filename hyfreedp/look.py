@@ -62,9 +62,9 @@ def public_start(parameters: Sequence[Tensor], layers: Sequence[nn.Module] = (),
     number of entries of a row ``p[0]``; for a vector, or if dimension 0 has size 1, n = 1. If parameters have other
     rates than the first group, to which c_0 belongs, n counts by the square of their ``ratios``.
 
-    A record uses 1 to V of the V rows of an embedding table, which is found in ``layers``. So n is sqrt(V), the
-    geometric mean, or the width of a row if that is larger, since a product of two rows has so many terms. But in a
-    transformer V / 2 replaces sqrt(V), as measured: a norm enlarges the noise of rows, and no mean has reduced it.
+    For an embedding table (in ``layers``) of V rows, of which a record uses 1 to V, n is the geometric mean sqrt(V);
+    in a transformer V / 2 (measured: a norm enlarges the noise of rows before a mean reduces it); but at least the
+    width of a row, since a product of two rows has so many terms.
 
     The weights of trainable norms tell the kind of model. If their entries differ, it is pre-trained, and the noise
     must not destroy what it has learned: c_0 sqrt(width of the norm) is at most ``PRETRAINED_DISPLACEMENT``. If they

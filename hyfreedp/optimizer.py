@@ -39,9 +39,9 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
     """A private optimizer around a torch optimizer: :meth:`step` takes a loss and a batch.
 
     The base optimizer turns the private gradient into an update direction G. Its update must be linear in the learning
-    rate, as those of SGD, AdamW, Adam and RMSprop are (decoupled weight decay included). Calling the base optimizer's
-    own ``step`` raises an error. Torch's learning-rate schedulers work with this optimizer if the rate is not learned
-    (preset "fixed"). :class:`hyfreedp.PrivacyEngine` makes it, and documents the other arguments.
+    rate, as those of SGD, AdamW, Adam and RMSprop are (decoupled weight decay included); its own ``step`` raises an
+    error. Torch's learning-rate schedulers work if the rate is not learned (preset "fixed").
+    :class:`hyfreedp.PrivacyEngine` makes it, and documents other arguments. WR and CK are rows of docs/threat-model.md.
 
     Args:
         optimizer: the base optimizer, over exactly the trainable parameters of ``module``.

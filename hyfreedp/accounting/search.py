@@ -24,7 +24,7 @@ def smallest_noise(cost: Callable[[float], float], budget: float, start: float, 
     x, slope = min(max(math.log(start), smallest), largest), -2.0
     previous = None
     while True:
-        spent = cost(math.exp(x))  # next, 0 and infinity are clamped, so that they still steer the search
+        spent = cost(math.exp(x))  # below, 0 and infinity are clamped: they only say in which direction to go
         excess = -20.0 if spent <= budget * math.exp(-20) else min(math.log(spent) - math.log(budget), 20.0)
         if previous is not None and (excess - previous[1]) * (x - previous[0]) < 0:
             slope = (excess - previous[1]) / (x - previous[0])

@@ -101,7 +101,7 @@ def _widely(function: Any, *args: Any, **named: Any) -> Any:
 
 
 def _mapped_if(fits: Callable[..., bool]) -> Callable[..., Any]:
-    """Maps an operation only if its arguments fit, since functorch can take the samples for a sample's dimension."""
+    """Refuses to map an operation unless its arguments fit: functorch would take dimension 0 for one of a sample's."""
 
     def checked(*args: Any, **named: Any) -> Any:
         if not fits(*args, **named):

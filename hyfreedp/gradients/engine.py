@@ -161,7 +161,7 @@ class _Computation:
     def results(self) -> Generator[tuple[Tensor, Tensor, Gradients], None, None]:
         """Yields for each piece the positions of its samples in the batch, their losses (n,) and gradients."""
         todo, done = self.partition.pieces[::-1], list[Piece]()
-        repeated: Any = None  # the first sample alone, or else the smallest piece, its losses and sum of gradients
+        repeated: Any = None  # the piece to compute twice (the smallest one), its losses and sum of gradients
         smallest = MOST_TOGETHER + 1  # its size; that of a sample alone counts as 0
         while todo:
             piece = todo.pop()
@@ -191,7 +191,7 @@ class _Computation:
             self._check_memoryless(*repeated)
 
     def _is_suspect(self, piece: Piece, *, several: bool) -> bool:
-        """Whether Python code saw what it could keep, and is checked: a sample, one of ``several`` shapes, a text."""
+        """Whether to check a piece, whose loss could keep values: a sample alone, one of ``several`` pieces, a text."""
         if piece.alone:
             return self.partition.checked is not None
         return bool(self.partition.checked) and (several or piece.group.has_values)

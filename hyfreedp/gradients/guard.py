@@ -57,7 +57,7 @@ class unchanged(AbstractContextManager[None]):
             )
 
     def _restore(self) -> list[Place]:
-        """Undo all changes; returns the parameters and buffers among them, but for caches."""
+        """Undo all changes; returns the changed parameters and buffers without caches (non-persistent buffers)."""
         changed: list[Place] = []
         for old, key, t, copy in self._others:
             if bits_differ(t, copy):
@@ -78,7 +78,7 @@ class unchanged(AbstractContextManager[None]):
 
 
 def _restored(place: Place, tensor: Tensor, version: int, copy: Tensor | None) -> bool:
-    """Undo what was written into a parameter or buffer; returns whether there was anything, but for a cache."""
+    """Undo what was written into a parameter or buffer; returns whether it was, but False for a cache."""
     layer, name = place
     if isinstance(layer, torch.jit.ScriptModule) and getattr(layer, name) is not tensor:
         setattr(layer, name, tensor)
@@ -93,7 +93,7 @@ def _restored(place: Place, tensor: Tensor, version: int, copy: Tensor | None) -
 
 
 def _containers(layer: nn.Module) -> list[Any]:
-    """A layer's ``vars``, and those of its attributes that are lists, sets or dictionaries, as that of its buffers."""
+    """A layer's ``vars``, and its attributes that are lists, sets or dictionaries, such as ``_buffers``."""
     if isinstance(layer, torch.jit.ScriptModule):  # it keeps its attributes elsewhere
         return []
     attributes = vars(layer)

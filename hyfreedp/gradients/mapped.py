@@ -198,9 +198,9 @@ class Pass(Isolated):
             raise Unmappable("a write into a tensor that as_strided views, or into its view")
 
     def _raise_again(self, *, caught: bool) -> None:
-        """Raise the first error of an operation, if there is one: a loss that has ``caught`` it did so for all samples.
+        """Raise the first error of an operation, even if the loss ``caught`` it, which it did for all samples at once.
 
-        If one sample causes it, only that one must be computed without a map: the piece is halved, again and again.
+        A caught one halves the piece, again and again, until only the sample that causes it is computed without a map.
         """
         error, self._raised = self._raised, None
         try:

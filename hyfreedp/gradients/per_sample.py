@@ -201,7 +201,7 @@ def _squares_by_gradients(left: Tensor, right: Tensor) -> Tensor:
     pairs = zip(*(t.split(max(1, _FORMED // entries)) for t in (left, right)), strict=True)
     squares = torch.cat([squared_row_norms((lefts.mT @ rights).flatten(1)) for lefts, rights in pairs])
     uncancelled = (torch.linalg.vector_norm(left, dim=2) * torch.linalg.vector_norm(right, dim=2)).sum(1)
-    lost = 1000 * tokens**0.5 * torch.finfo(left.dtype).eps * uncancelled  # so sums are off by a 1000th at most
+    lost = 1000 * tokens**0.5 * torch.finfo(left.dtype).eps * uncancelled  # a sum's error is below a 1000th of it
     return squares + lost.square()
 
 

@@ -32,7 +32,7 @@ _SPARE: list[np.random.MT19937] = []  # NumPy generators that no context uses no
 def random_states_kept(device: torch.device) -> Iterator[None]:
     """A context that restores all states at its end; for one thread at a time, since all threads share the states.
 
-    NumPy has another generator within, since copying is slow. (Of a pair of normal numbers it loses the second one.)
+    NumPy gets another generator, since copying is slow. (If its own has kept a second normal number, that is lost.)
     """
     with _LOCKS.setdefault(os.getpid(), RLock()):
         module = backend(device)
