@@ -63,7 +63,7 @@ def _projected(q: Tensor, k: Tensor, v: Tensor, weight: Tensor, bias: Tensor | N
     of_query = of_key if q is k else F.linear(q, weight, bias).chunk(3, -1)
     of_value = of_key if v is k else F.linear(v, weight, bias).chunk(3, -1)
     parts = of_query[0], of_key[1], of_value[2]
-    return parts if q.shape[1] == k.shape[1] == 1 else [part.contiguous() for part in parts]  # whose heads are a view
+    return parts if q.shape[1] == k.shape[1] == 1 else [part.contiguous() for part in parts]  # whose heads are views
 
 
 def _reduced(losses: Tensor, reduction: int) -> Tensor:  # by default 0: nothing, unlike in torch.nn.functional

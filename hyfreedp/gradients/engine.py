@@ -1,8 +1,8 @@
 """The gradient engine: per-sample gradients, clipped and summed (Alg. 1, line 4).
 
 The loss is mapped over the samples of a batch, so that none sees another (see :mod:`hyfreedp.gradients.mapped`). The
-batch is computed in pieces: samples of the same shapes, as many as memory allows. A piece is split where its samples
-differ in a decision of Python. What functorch cannot map is computed one sample at a time, by plain autograd.
+batch is computed in pieces: samples of the same shapes, as many as memory and user allow. A piece is split where its
+samples differ in a decision of Python. What functorch cannot map is computed one sample at a time, by plain autograd.
 """
 
 import warnings

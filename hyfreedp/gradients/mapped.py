@@ -241,8 +241,9 @@ class Pass(Isolated):
 
     def _by_functorch(self, func: Any, args: Any, kwargs: dict[str, Any], trained: bool) -> Any:
         """The result of an operation without replacement; ``trained``: whether arguments are trained parameters."""
-        if trained and getattr(func, "__name__", "") == "__get__" and not isinstance(result := func(*args), Tensor):
-            return result  # a size or a type
+        if trained and getattr(func, "__name__", "") == "__get__":  # an attribute of a parameter
+            if not isinstance(attribute := func(*args), Tensor):
+                return attribute  # a size or a type
         self._check_mappable(func, args, kwargs, trained)
         if isinstance(out := kwargs.get("out"), Tensor):  # which functorch cannot map
             with self:

@@ -3,8 +3,8 @@
 Dropout and augmentation draw from these generators, record after record. Suppose that an observer knows the seed, as
 after ``torch.manual_seed(0)``. One more record then shifts the numbers of all records after it, in a way that they can
 compute, and the clipped sum changes by far more than one clipped gradient. So these generators are seeded from the
-run's secret key for each pass of a step and each batch of the loader. docs/threat-model.md, "Random numbers", says why
-that is enough, and what its limits are.
+run's secret key for each piece in each pass of a step, and for each batch of the loader. docs/threat-model.md, "Random
+numbers", says why that is enough, and what its limits are.
 """
 
 import hashlib

@@ -37,7 +37,6 @@ from hyfreedp.pytorch.devices import CPU
 
 _CHUNK = 2**16  # numbers drawn at a time on a CPU, few enough to stay in its cache
 _ACCELERATOR_CHUNK = 2**24
-
 _GRID_BITS = 32  # a release is a multiple of 2^-32 times the power of two above the scale
 
 
