@@ -1,6 +1,6 @@
 """The interface of what learns the rate."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -35,8 +35,8 @@ class RateLearner:
     def undo(self) -> None:
         """Revert :meth:`vote_before_step` after a failed step. Does nothing once :meth:`on_gradient` was called."""
 
-    def on_gradient(self) -> None:
-        """Called when the private gradient is in ``.grad``."""
+    def on_gradient(self, gradient: Sequence[Tensor]) -> None:
+        """Called with the private gradient, once it is released."""
 
     def probe_after_step(
         self, batch: StepBatch, here: Tensor, move: Callable[[float], None]

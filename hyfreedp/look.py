@@ -249,13 +249,12 @@ class LookedRate(RateLearner):
             self._set(present)
             self._undo = None
 
-    def on_gradient(self) -> None:
-        """Commit the look of this step; for SGD without noise, also measure the first gradient, in ``.grad``."""
+    def on_gradient(self, gradient: Sequence[Tensor]) -> None:
+        """Commit the look of this step; for SGD without noise, also measure the first gradient."""
         self._undo = None
         if math.isnan(self._unit):
-            gradients = [p.grad for p in self._parameters if p.grad is not None]
-            squares = torch.stack([gradient.double().square().sum() for gradient in gradients]).tolist()
-            self._unit = math.sqrt(sum(squares) / sum(gradient.numel() for gradient in gradients)) or math.nan
+            squares = torch.stack([part.double().square().sum() for part in gradient]).tolist()
+            self._unit = math.sqrt(sum(squares) / sum(part.numel() for part in gradient)) or math.nan
 
     @torch.no_grad()
     def on_step_end(self) -> None:

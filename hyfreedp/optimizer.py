@@ -7,13 +7,14 @@ batch, and is accounted for as one release of both. The learning rate is compute
 import math
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 from weakref import WeakSet
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from hyfreedp.accounting import NoiseSplit, PrivacyLedger
 from hyfreedp.data.batches import Loss, PhysicalBatchSize, batch_length
@@ -112,42 +113,46 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
         run of this process has trained a layer of the model.
         """
         t, learner = self.ledger.steps, self.rate_learner
-        look = probe = probed = None
+        look = record = probed = None
         self._begin(t)
         kind = self.split.probe if self.split.is_probe_step(t) else "none"  # of the release beside the gradient's
         try:
             with self.processes.all_or_none():
-                samples = self._checked(t, loss, batch, weights)
+                self._check(t, loss, batch)
+                samples = StepBatch(self._context, self.gradient_engine, loss, batch, weights)
+                if not self._loss_compared:
+                    self._loss_compared = samples.owners or check_plain_loss(
+                        self.gradient_engine, loss, samples.partition, self._context.generator.child("plain", t).key
+                    )
             if kind == "look":
                 look = learner.vote_before_step(samples)
-            losses, norms = samples.add_gradients()  # lines 2 to 4
-            self._base.set_gradients(samples.release_gradient(self._base.parameters))  # line 4: noise
-            self._note_release()
+            gradient, losses, norms = samples.release_gradient(self._base.parameters)  # lines 2 to 4
+            self._note_release(gradient)
             eta = learner.eta * self.plan.rate_factor(t)
             if math.isnan(eta):  # no rate is known yet, since all gradients so far were zero
                 eta = 0.0
-            self._run.history.append(StepRecord(t, eta, None, look).to_dict())  # until the step is whole
+            record = StepRecord(t, eta, None, look)
             if kind == "losses":
-                move = self._base.step_along(eta)  # line 5
+                move = self._base.step_along(gradient, eta)  # line 5
                 try:
                     probe, probed = learner.probe_after_step(samples, losses.double(), move)  # lines 7 to 12
-                    eta *= probe.eta_next / probe.eta_probed
+                    record = replace(record, eta=eta * (probe.eta_next / probe.eta_probed), probe=probe)
                 finally:
-                    move(eta)  # line 13; at the old rate after an error
+                    move(record.eta)  # line 13; at the old rate after an error
             else:
-                self._base.step(eta)  # line 13
+                self._base.step(gradient, eta)  # line 13
             learner.on_step_end()
+            if self.diagnostics:
+                join = self.processes.join_samples
+                raw = raw_values(join(losses.double()), join(norms), None if probed is None else join(probed))
+                record = replace(record, diagnostics=raw)
         except BaseException:
             learner.undo()  # reverts a look, unless the step's gradient was released
             raise
-        finally:  # after an error, gradients and sums may be raw
+        finally:
+            if record is not None:
+                self._run.history.append(record.to_dict())
             self._clear()
-        diagnostics = None
-        if self.diagnostics:
-            join = self.processes.join_samples
-            diagnostics = raw_values(join(losses.double()), join(norms), None if probed is None else join(probed))
-        record = StepRecord(t, eta, probe, look, diagnostics)
-        self._run.history[-1] = record.to_dict()
         return record
 
     def _begin(self, t: int) -> None:
@@ -168,8 +173,8 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
         self.rate_learner.on_step_start(t)
         self._clear()
 
-    def _checked(self, t: int, loss: Loss, batch: Any, weights: Weights) -> StepBatch:
-        """The batch of step t; refused if model, loss or batch are not what a private step takes."""
+    def _check(self, t: int, loss: Loss, batch: Any) -> None:
+        """Refuse model, loss or batch that are not what step t takes."""
         if not self.module.training:
             raise ValueError("the model must be in train mode: call model.train() before optimizer.step")
         check_module(self.module)
@@ -178,25 +183,18 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
             check_arguments(loss, "the record")
         if self._sampled and self.split.gradient_noise_multiplier(t) > 0:
             self.sampler.check_drawn(t, batch_length(batch))
-        samples = StepBatch(self._context, self.gradient_engine, loss, batch, weights)
-        if not self._loss_compared:
-            self._loss_compared = samples.owners or check_plain_loss(
-                self.gradient_engine, samples.loss, samples.partition, self._context.generator.child("plain", t).key
-            )
-        return samples
 
-    def _note_release(self) -> None:
+    def _note_release(self, gradient: Sequence[Tensor]) -> None:
         """Tell model and learner that the step's gradient is released, so that it can no longer be undone."""
         if self.module not in _TRAINED:
             trained = [m for m in self.module.modules() if any(p.requires_grad for p in m.parameters(False))]
             _TRAINED.update((self.module, *trained))
-        self.rate_learner.on_gradient()
+        self.rate_learner.on_gradient(gradient)
 
     def _clear(self) -> None:
         if self._sampled:  # also if the step fails once its gradient is counted
             self.sampler.position = self.ledger.steps
         self._base.clear_gradients()
-        self.gradient_engine.clear()
 
     @property
     def history(self) -> list[dict[str, Any]]:

@@ -79,27 +79,27 @@ class StepBatch:
             move()
             return self._engine.losses(self.loss, self._new_pass(None)).double()
 
-    def add_gradients(self) -> tuple[Tensor, Tensor]:
-        """Add the weighted, clipped gradients to the engine's sums; returns the raw losses and norms."""
-        with self._run.processes.all_or_none():
-            return self._engine.add(self.loss, self._new_pass(self._checked), self.weights)
-
     def weighted(self, losses: Tensor) -> Tensor:
         """Losses (..., B) times the weights; 0 for a sample of weight 0, even if its loss is not finite."""
         if self.weights is None:
             return losses
         return (losses * self.weights).masked_fill(self.weights == 0, 0.0)
 
-    def release_gradient(self, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
-        """The private gradient by these parameters, from the engine's sums on all processes; it is in the ledger."""
+    def release_gradient(self, parameters: Sequence[nn.Parameter]) -> tuple[list[Tensor], Tensor, Tensor]:
+        """The private gradient of all processes' samples, in the parameters' types; the raw losses and norms here.
+
+        It is in the ledger when this returns.
+        """
         run, generator, B = self._run, self._of_gradient, self.expected_batch_size
-        sums = self._engine.clipped_sums(parameters)
+        with run.processes.all_or_none():
+            clipped, losses, norms = self._engine.clipped_sums(self.loss, self._new_pass(self._checked), self.weights)
+        sums = [clipped[p] for p in parameters]
         run.processes.add_up(sums)
         sigma, R = run.ledger.split.gradient_noise_multiplier(self._step), self._engine.sensitivity
         privatize_gradient(sums, sigma, sensitivity=R, expected_batch_size=B, generator=generator)
         run.processes.check_same(generator.tag)
         run.ledger.record(generator.tag)
-        return sums
+        return [total.to(p.dtype) for total, p in zip(sums, parameters, strict=True)], losses, norms
 
     def released(self) -> None:
         """Count a look or probe in the ledger. Call this once its noise is drawn, before its values are used."""

@@ -55,7 +55,7 @@ class GradientEngine:
             share of the memory decides how its gradient is computed, and so how it rounds.
 
     Attributes:
-        sensitivity: the clipping's, as of the last :meth:`clear`, for all pieces of a batch and for the noise.
+        sensitivity: the clipping's as of the last :meth:`clipped_sums`, for all pieces of a batch and for the noise.
         fallback_reason: why samples were last computed one at a time; None if they never were.
     """
 
@@ -69,14 +69,15 @@ class GradientEngine:
         self._sharing = min(check_count("sharing", sharing, 1), MOST_TOGETHER)
         self.fallback_reason: str | None = None
         self._own_factories = False
-        self._sums: dict[nn.Parameter, Tensor] = {}
 
     @property
     def device(self) -> torch.device:
         return next(self.module.parameters()).device
 
-    def add(self, loss: Loss, batch: Any, weights: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Add sum_i w_i c_i g_i to the clipped sums; a sample whose gradient is not finite adds exactly zero.
+    def clipped_sums(
+        self, loss: Loss, batch: Any, weights: Tensor | None = None
+    ) -> tuple[dict[nn.Parameter, Tensor], Tensor, Tensor]:
+        """sum_i w_i c_i g_i, to which a sample whose gradient is not finite adds exactly zero.
 
         Args:
             loss: maps one record, as a batch of that record alone, to one number.
@@ -84,13 +85,15 @@ class GradientEngine:
             weights: w_i in [0, 1], shape (B,); all 1 if None.
 
         Returns:
-            The losses and the norms ||g_i|| over all trainable parameters together, both of shape (B,); a norm is inf
-            where it is not finite. They are *not* private.
+            The sum by each trainable parameter, float32 or wider; the losses, and the norms ||g_i|| over all trainable
+            parameters together, both of shape (B,). A norm is inf where it is not finite. They are *not* private.
 
         Raises :class:`~hyfreedp.errors.Refused`; warns the first time that samples are computed one at a time.
         """
+        self.sensitivity = self.clipping.sensitivity
         partition, device = Partition.of(batch), self.device
         losses, norms, trained = [], [], [p for p in self.module.parameters() if p.requires_grad]
+        sums: dict[nn.Parameter, Tensor] = {}
         # Closed, so that the contexts that guard the model end even after an error here.
         with closing(_Computation(self, loss, partition, trained).results()) as computed, random_states_kept(device):
             for rows, values, gradients in computed:
@@ -99,29 +102,22 @@ class GradientEngine:
                 if not gradients:
                     raise Refused(_NO_GRADIENT)
                 with without_autocast(device):  # it would round the sums
-                    norms.append(self._add_clipped(gradients, chosen))
-        return partition.in_order(losses, device), partition.in_order(norms, device)
+                    norms.append(self._add_clipped(sums, gradients, chosen))
+        for p in trained:
+            wide = torch.promote_types(p.dtype, torch.float32)
+            sums[p] = sums[p].to(wide) if p in sums else torch.zeros_like(p, dtype=wide)
+        return sums, partition.in_order(losses, device), partition.in_order(norms, device)
 
     @torch.no_grad()
     def losses(self, loss: Loss, batch: Any) -> Tensor:
-        """Losses (B,) at the current weights, without gradients; arguments as for :meth:`add`."""
+        """Losses (B,) at the current weights, without gradients; arguments as for :meth:`clipped_sums`."""
         partition, device = Partition.of(batch), self.device
         with random_states_kept(device):
             results = _Computation(self, loss, partition).results()
             return partition.in_order([values for _, values, _ in results], device)
 
-    def clipped_sums(self, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
-        """The sums by :meth:`add` since :meth:`clear`, one per parameter, float32 or wider; zeros if there are none."""
-        wide = {p: torch.promote_types(p.dtype, torch.float32) for p in parameters}
-        return [self._sums[p].to(t) if p in self._sums else torch.zeros_like(p, dtype=t) for p, t in wide.items()]
-
-    def clear(self) -> None:
-        """Delete the raw sums, and read the clipping rule's sensitivity anew."""
-        self._sums.clear()
-        self.sensitivity = self.clipping.sensitivity
-
-    def _add_clipped(self, gradients: Gradients, weights: Tensor | None) -> Tensor:
-        """Add sum_i w_i c_i g_i to the sums; returns the norms (n,), inf where not finite. Empties ``gradients``.
+    def _add_clipped(self, sums: dict[nn.Parameter, Tensor], gradients: Gradients, weights: Tensor | None) -> Tensor:
+        """Add sum_i w_i c_i g_i to ``sums``; returns the norms (n,), inf where not finite. Empties ``gradients``.
 
         Small gradients are joined to one row per sample, since every call of torch takes time. From the second piece on
         sums are float64, since rounding errors of many pieces could add up to more than a clip.
@@ -145,7 +141,7 @@ class GradientEngine:
             joined = sum_in_blocks(g if all_kept else g.select(kept), factors).flatten()
             for p, total in zip(parameters, joined.split([p.numel() for p in parameters]), strict=True):
                 total = total.view_as(p)
-                self._sums[p] = self._sums[p].double().add_(total) if p in self._sums else widened(total)
+                sums[p] = sums[p].double().add_(total) if p in sums else widened(total)
         return norms
 
 

@@ -103,12 +103,6 @@ class BaseOptimizer:
             for parameter in group["params"]:
                 parameter.grad = None
 
-    def set_gradients(self, gradients: Sequence[Tensor]) -> None:
-        """Write the private gradients into ``.grad``, rounded to the parameters' types."""
-        self.clear_gradients()  # a loss may have made raw ones, even of frozen parameters
-        for parameter, gradient in zip(self.parameters, gradients, strict=True):
-            parameter.grad = gradient.to(parameter.dtype)
-
     def note_rates(self) -> None:
         """Remember that the groups' current rates were set here."""
         self._last_rates = _rates_of(self.optimizer)
@@ -128,8 +122,11 @@ class BaseOptimizer:
             stacklevel=6,
         )
 
-    def step(self, eta: float) -> None:
-        """One step with rate ``eta`` for the first group, and proportional rates for the others."""
+    def step(self, gradient: Sequence[Tensor], eta: float) -> None:
+        """One step by the private gradient, with rate ``eta`` for the first group, proportional ones for the others."""
+        self.clear_gradients()  # a loss may have made raw ones, even of frozen parameters
+        for parameter, part in zip(self.parameters, gradient, strict=True):
+            parameter.grad = part
         self._set_rates(eta)
         self._stepping = True
         try:
@@ -138,14 +135,14 @@ class BaseOptimizer:
             self._stepping = False
 
     @torch.no_grad()
-    def step_along(self, eta: float) -> Callable[[float], None]:
+    def step_along(self, gradient: Sequence[Tensor], eta: float) -> Callable[[float], None]:
         """One step at rate ``eta``, from w to w - eta G; returns a function of x that sets the weights to w - x G.
 
         Both w and w - eta G are kept, the latter in the gradients' memory, and other points are interpolated. So
         ``x = eta`` gives exactly the weights of a plain step.
         """
         start = [parameter.detach().clone() for parameter in self.parameters]
-        self.step(eta)
+        self.step(gradient, eta)
         plain = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
         torch._foreach_copy_(plain, self.parameters)
         self.clear_gradients()  # a backward pass within the loss would add raw gradients to this memory

@@ -330,7 +330,7 @@ def test_a_shape_that_fits_all_records_and_none_of_them_is_an_error(mix):
     """In a group of six each was computed from all: one that was replaced moved the sum by 2.9 clips."""
     layer = nn.Linear(6, 3)
     with pytest.raises(RuntimeError, match=r"normalized_shape|linear|at least 2 dim|searchsorted|[Ii]ncompatible"):
-        GradientEngine(layer, AutomaticClipping()).add(lambda x: layer(mix(x[0])).sum(), torch.randn(6, 6))
+        GradientEngine(layer, AutomaticClipping()).clipped_sums(lambda x: layer(mix(x[0])).sum(), torch.randn(6, 6))
 
 
 BEYOND = [
@@ -349,7 +349,7 @@ def test_an_id_outside_of_a_records_table_is_an_error(mix):
     layer, ids = nn.Linear(6, 3), torch.tensor([0, 1, 0])
     with pytest.raises(IndexError):
         engine = GradientEngine(layer, AutomaticClipping())
-        engine.add(lambda b: layer(mix(b[0][0], b[1][0])).sum(), (ids[:, None], torch.randn(3, 1, 6)))
+        engine.clipped_sums(lambda b: layer(mix(b[0][0], b[1][0])).sum(), (ids[:, None], torch.randn(3, 1, 6)))
 
 
 def test_a_record_is_squeezed_in_place_as_if_it_were_not_alone():

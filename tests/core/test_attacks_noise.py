@@ -143,7 +143,7 @@ def test_a_step_that_fails_once_it_is_counted_is_passed_over():
     """The loader gave its batch for ever, which the ledger refused."""
     _, optimizer, loader = wire(make_data(), steps=3)
     with pytest.MonkeyPatch.context() as patch, pytest.raises(MemoryError):
-        patch.setattr(optimizer._base, "set_gradients", Mock(side_effect=MemoryError))
+        patch.setattr(optimizer.rate_learner, "on_gradient", Mock(side_effect=MemoryError))
         train(optimizer, loader)
     train(optimizer, loader)
     assert optimizer.guarantee and [row["step"] for row in optimizer.history] == [1, 2]

@@ -19,6 +19,7 @@ from twins import Built
 from hyfreedp.data.batches import stack_records
 from hyfreedp.gradients import AbadiClipping, AutomaticClipping, GradientEngine, NoClipping
 from hyfreedp.gradients.per_sample import products
+from hyfreedp.gradients.pieces import Partition
 
 EXAMPLES = [mlp, groupnorm_convnet, conv1d_net, tied_language_model]
 Loss = Callable[..., Tensor]  # of a model and a record
@@ -104,11 +105,11 @@ def test_a_rule_of_ones_own_is_kept_to_its_sensitivity(scale) -> None:
 
 def test_sums_over_many_pieces_lose_nothing() -> None:
     """In float32 the later ones were lost; where records were chosen so, one moved 8,192 pieces by five clips."""
-    example = Example(nn.Linear(1, 1, bias=False), (torch.ones(4096, 1),), lambda model, x: model(x)[:, 0])
-    engine = GradientEngine(example.model, AbadiClipping(1.0))
-    for piece in (torch.ones(4096, 1), *(torch.full((2, 1), 1e-4) for _ in range(500))):
-        engine.add(lambda x: example.loss(example.model, x), piece)
-    assert engine.clipped_sums(example.trainable)[0].item() == pytest.approx(4096.1, abs=3e-4)
+    model = nn.Linear(1, 1, bias=False)
+    many, few = Partition.of(torch.cat([torch.ones(4096, 1), torch.full((1000, 1), 1e-4)])).pieces
+    partition = Partition([many, *few.cut(2)])
+    sums, *_ = GradientEngine(model, AbadiClipping(1.0)).clipped_sums(lambda x: model(x).sum(), partition)
+    assert sums[model.weight].item() == pytest.approx(4096.1, abs=3e-4)
 
 
 @pytest.mark.parametrize("big", [1.0, 1e12])
@@ -119,8 +120,7 @@ def test_rows_of_one_token_that_cancel_take_nothing_from_others_sums(big) -> Non
     sums = []
     for size in (300, 301):
         engine = GradientEngine(table, AbadiClipping(1.0))
-        engine.add(loss, (torch.full((size, 8), 3), values[:size]))
-        sums += engine.clipped_sums([table.weight])
+        sums.append(engine.clipped_sums(loss, (torch.full((size, 8), 3), values[:size]))[0][table.weight])
     assert sums[0].norm() == pytest.approx(300, rel=1e-4) and (sums[1] - sums[0]).norm() <= 1.001
 
 
@@ -130,8 +130,8 @@ def test_a_device_may_add_rows_in_any_order(monkeypatch) -> None:
     ordered = lambda given: [t.flip(0) for t in given] if next(calls) % 4 > 1 else given  # noqa: E731
     monkeypatch.setattr(Tensor, "index_add_", lambda to, dim, *given: add(to, dim, *ordered(given)))
     engine, values = GradientEngine(table, AutomaticClipping()), torch.tensor([[3.0, 1e8, -1e8], [math.nan] * 3])
-    engine.add(lambda b: (table(b[0])[..., 0] * b[1]).sum(), (torch.zeros(2, 3).long(), values))
-    assert engine.clipped_sums([table.weight])[0].norm() <= 1
+    sums, *_ = engine.clipped_sums(lambda b: (table(b[0])[..., 0] * b[1]).sum(), (torch.zeros(2, 3).long(), values))
+    assert sums[table.weight].norm() <= 1
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
@@ -144,26 +144,25 @@ def test_a_record_that_is_not_finite_leaves_the_others_theirs_where_raw_inputs_m
     model = Built(forward, layer=nn.Linear(4, 3), norm=nn.LayerNorm(4), table=nn.Embedding(5, 3)).train()
     x, ids = torch.randn(8, 4), torch.arange(8) % 5
     engine = GradientEngine(model, AutomaticClipping())
-    engine.add(lambda batch: model(*batch), (x, ids))
+    engine.clipped_sums(lambda batch: model(*batch), (x, ids))
     x[2] = value
-    _, norms = engine.add(lambda batch: model(*batch), (x, ids))
+    *_, norms = engine.clipped_sums(lambda batch: model(*batch), (x, ids))
     assert norms.isfinite().tolist() == [row != 2 for row in range(8)] and engine.fallback_reason is None
 
 
 def test_pieces_of_a_batch_and_its_noise_have_one_sensitivity() -> None:
     """A schedule that counts calls lowered it between two pieces: one record moved the sum by four clips."""
-    example, rule = mlp(), SimpleNamespace(sensitivity=4.0, factors=lambda norms: rule.sensitivity / norms)
+    example, rule = mlp(), SimpleNamespace(sensitivity=1.0)
+
+    def factors(norms: Tensor) -> Tensor:  # from the second record on four times as large as the batch allows
+        factors, rule.sensitivity = rule.sensitivity / norms, 4.0
+        return factors
+
+    rule.factors = factors
     engine = GradientEngine(example.model, rule)
-    loss = lambda batch: example.loss(example.model, *batch)  # noqa: E731
-    engine.add(loss, example.batch)
-    rule.sensitivity = 1.0
-    assert engine.sensitivity == 4.0
-    engine.clear()
-    engine.add(loss, example.batch)
-    rule.sensitivity = 4.0
-    whole = torch.cat([total.flatten() for total in engine.clipped_sums(example.trainable)])
-    engine.add(loss, example.batch)  # by factors that are four times as large, and kept to what holds for the batch
-    torch.testing.assert_close(torch.cat([t.flatten() for t in engine.clipped_sums(example.trainable)]), 2 * whole)
+    _, total = example.by_engine(engine)
+    torch.testing.assert_close(total, example.clipped(AbadiClipping(1e-9))[1] * 1e9)
+    assert engine.sensitivity == 1.0 and example.by_engine(engine)[1].norm() > 0 and engine.sensitivity == 4.0
 
 
 # -- a record of several rows: views, windows, sentences; its loss is their mean ---------------------------------------
@@ -192,7 +191,7 @@ def test_records_have_as_many_rows_as_they_have() -> None:
     model, numbers = nn.Linear(5, 1, bias=False).double(), [2, 1, 3, 1, 2]
     records = [torch.randn(number, 5).double() for number in numbers]
     engine = GradientEngine(model, AutomaticClipping())
-    losses, norms = engine.add(lambda x: model(x).mean(), stack_records(records))
+    _, losses, norms = engine.clipped_sums(lambda x: model(x).mean(), stack_records(records))
     means = torch.stack([x.mean(0) for x in records])
     torch.testing.assert_close((losses, norms), (model(means)[:, 0].detach(), means.norm(dim=1)))
 
@@ -286,8 +285,7 @@ def test_nothing_is_left_behind(loss) -> None:
     model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1))
     engine = GradientEngine(model, AutomaticClipping())
     with suppress(KeyboardInterrupt):
-        engine.add(lambda x: loss(model, x), torch.randn(43, 3))
-    engine.clear()
+        engine.clipped_sums(lambda x: loss(model, x), torch.randn(43, 3))
     gc.collect()
     assert not any(type(o) is Tensor and o.shape in ((43, 3), (43, 1, 3)) for o in gc.get_objects())
     assert all(type(p) is nn.Parameter for p in model.parameters())

@@ -79,5 +79,5 @@ def test_convolutions_of_clipped_sums_are_exact_where_others_are_rounded(monkeyp
 
     monkeypatch.setattr("hyfreedp.gradients.convolution.conv2d_weight", recorded)
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(4 * 36, 2))
-    GradientEngine(model, AutomaticClipping()).add(lambda x: model(x).square().sum(1), torch.randn(5, 3, 8, 8))
+    GradientEngine(model, AutomaticClipping()).clipped_sums(lambda x: model(x).square().sum(1), torch.randn(5, 3, 8, 8))
     assert seen and set(seen) == {exact} and getattr(settings, name) == before != exact

@@ -158,12 +158,14 @@ def test_a_function_sees_nothing_of_another_record(what) -> None:
     engine, more = GradientEngine(model, AutomaticClipping()), [model.bias] if what == "a parameter" else []
     with pytest.raises(Refused, match=r"of another pass|parameters of the model"):
         for x in torch.randn(2, 6, 1, 4):
-            engine.add(lambda x: own.apply(model(x), *more).square().sum(), x)
+            engine.clipped_sums(lambda x: own.apply(model(x), *more).square().sum(), x)
     assert engine.fallback_reason is None
 
 
 def test_a_function_writes_into_no_parameter_of_the_model_also_for_one_record() -> None:
     own, model = function(lambda ctx, x, p: x * p.add_(x.sum()), lambda ctx, g: (g, g)), nn.Linear(4, 4)
     before = model.bias.clone()
-    GradientEngine(model, AutomaticClipping()).add(lambda x: own.apply(model(x), model.bias).sum(), torch.ones(1, 1, 4))
+    GradientEngine(model, AutomaticClipping()).clipped_sums(
+        lambda x: own.apply(model(x), model.bias).sum(), torch.ones(1, 1, 4)
+    )
     assert torch.equal(model.bias, before)

@@ -198,7 +198,8 @@ def example_of(loss: Loss, model: nn.Module | None = None) -> Example:
 def pieces_of(example: Example) -> int:
     """How many groups of records are mapped one after the other."""
     partition = Partition.of(example.batch)
-    GradientEngine(example.model, AutomaticClipping()).add(lambda batch: example.loss(example.model, *batch), partition)
+    engine = GradientEngine(example.model, AutomaticClipping())
+    engine.clipped_sums(lambda batch: example.loss(example.model, *batch), partition)
     return len(partition.pieces)
 
 
@@ -269,7 +270,7 @@ def test_a_random_decision_has_its_law_and_goes_with_the_number_that_decided() -
     model, x = Built(None, w=nn.Parameter(torch.ones(()))), torch.ones(1000, 1)
     engine = GradientEngine(model, AutomaticClipping())
     seeded = lambda piece, alone: torch.manual_seed(1000 * piece.stream[0] + piece.stream[1])  # noqa: E731
-    losses, norms = engine.add(lambda x: loss(model, x), Partition(Partition.of(x).pieces, seeded))
+    _, losses, norms = engine.clipped_sums(lambda x: loss(model, x), Partition(Partition.of(x).pieces, seeded))
     torch.testing.assert_close(losses, norms)
     waited, rest = losses.div(10, rounding_mode="floor"), losses.remainder(10)
     small = rest < 1
@@ -284,13 +285,13 @@ def test_a_batch_norm_of_constants_in_half_precision_is_as_torch_computes_it() -
     x, p = 30 * torch.randn(5, 6, 4), nn.Parameter(torch.ones(6, 1))
     model = Built(lambda m, x: F.batch_norm((x * m.p).bfloat16(), *constants).float(), p=p)
     constants = (30 * torch.randn(6)).bfloat16(), torch.rand(6).bfloat16() + 0.1
-    losses, _ = GradientEngine(model, AutomaticClipping()).add(lambda x: model(x).square().mean(), x)
+    _, losses, _ = GradientEngine(model, AutomaticClipping()).clipped_sums(lambda x: model(x).square().mean(), x)
     assert torch.equal(losses.float(), model(x).square().mean((1, 2)).detach())
 
 
 def test_records_without_tokens_have_no_gradient() -> None:
     layer = nn.Linear(6, 2)
-    _, norms = GradientEngine(layer, AutomaticClipping()).add(lambda x: layer(x).sum(), torch.zeros(3, 0, 6))
+    *_, norms = GradientEngine(layer, AutomaticClipping()).clipped_sums(lambda x: layer(x).sum(), torch.zeros(3, 0, 6))
     assert norms.tolist() == [0, 0, 0]
 
 
@@ -383,7 +384,7 @@ def test_losses_are_of_float32_under_autocast() -> None:
         assert y.dtype == torch.bfloat16 and {value.dtype for value in losses} == {torch.float32}
         return torch.stack(losses).sum()
 
-    engine.add(loss, torch.randn(3, 4))
+    engine.clipped_sums(loss, torch.randn(3, 4))
     assert engine.fallback_reason is None
 
 
@@ -446,8 +447,8 @@ def test_a_loss_is_exact_and_leaves_its_batch_alone_whatever_it_does(name) -> No
     loss, slow = LOSSES[name]
     example = example_of(lambda m, x, k: loss(m, x.clone(), k.clone()))
     before = [tensor.clone() for tensor in example.batch]
-    assert_exact(example, slow=slow)
-    GradientEngine(example.model, AutomaticClipping()).add(lambda batch: loss(example.model, *batch), example.batch)
+    engine = assert_exact(example, slow=slow)
+    engine.clipped_sums(lambda batch: loss(example.model, *batch), example.batch)
     assert all(map(torch.equal, before, example.batch))  # whatever it wrote into its record
 
 

@@ -77,6 +77,6 @@ def test_copies_of_a_large_parameter_split_the_batch_within_the_room_and_are_exa
     example = Example(model, (x,), lambda m, x: F.relu(x * m[0]).sum() + m[0].square().sum())
     engine, partition = GradientEngine(model, AutomaticClipping()), Partition.of(example.batch)
     engine.memory_budget = int(samples * 4000)
-    engine.add(lambda batch: example.loss(model, *batch), partition)
+    engine.clipped_sums(lambda batch: example.loss(model, *batch), partition)
     assert [len(piece.group) for piece in partition.pieces] == sizes
     assert_exact(example, engine)

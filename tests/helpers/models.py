@@ -50,13 +50,10 @@ class Example:
         return norms, clipping.factors(norms[finite]).to(gradients.dtype) @ gradients[finite]
 
     def by_engine(self, engine: GradientEngine, rows: slice = slice(None)) -> tuple[Tensor, Tensor]:
-        """The same from an engine, by :meth:`GradientEngine.add`."""
-        engine.clear()
+        """The same from an engine, by :meth:`GradientEngine.clipped_sums`."""
         batch = tuple(tensor[rows] for tensor in self.batch)
-        _, norms = engine.add(lambda batch: self.loss(self.model, *batch), batch)
-        found = norms, torch.cat([total.flatten() for total in engine.clipped_sums(self.trainable)])
-        engine.clear()
-        return found
+        sums, _, norms = engine.clipped_sums(lambda batch: self.loss(self.model, *batch), batch)
+        return norms, torch.cat([sums[p].flatten() for p in self.trainable])
 
     def looped(self) -> "Example":
         """The same, which can only be computed one record at a time."""
