@@ -5,7 +5,7 @@ import inspect
 import math
 import numbers
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, get_args
 
 import numpy as np
@@ -102,6 +102,19 @@ def is_of(package: str, value: object) -> bool:
 def made_by(thing: object) -> str | None:
     """ "Opacus" or "accelerate" if that library has wrapped the model, optimizer or loader; else None."""
     return next((library for library in ("Opacus", "accelerate") if is_of(library.lower(), thing)), None)
+
+
+def check_arguments(loss: Callable[..., Any], *names: str) -> None:
+    """TypeError if ``loss`` cannot be called with one positional argument for each of ``names``."""
+    try:
+        arguments = inspect.signature(getattr(loss, "forward", loss), follow_wrapped=False)
+    except (ValueError, TypeError):  # a function in C, or with an invalid __signature__
+        return
+    try:
+        arguments.bind(*names)
+    except TypeError:
+        taken = f"{'one argument' if len(names) == 1 else 'two arguments'}, {' and '.join(names)}"
+        raise TypeError(f"loss must take {taken}, got a function of {arguments}: write x, y = record in it") from None
 
 
 def check_optimizer(optimizer: Any) -> None:

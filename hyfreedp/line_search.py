@@ -14,7 +14,7 @@ from torch import Tensor
 from hyfreedp.checks import check_choice
 from hyfreedp.curvefit import QuadraticFit, fit_quadratic
 from hyfreedp.learner import RateLearner
-from hyfreedp.privatize import loss_noise_std, privatize_loss
+from hyfreedp.privatize import privatize_loss
 from hyfreedp.pytorch.records import ProbeResult
 from hyfreedp.step_batch import StepBatch
 
@@ -103,8 +103,7 @@ class LossSearch(RateLearner):
         probed = torch.stack([ahead, here, behind])  # line 7
         private = privatize_loss(batch.weighted(probed), threshold, **batch.terms).tolist()
         batch.released()
-        std = loss_noise_std(threshold, batch.noise_multiplier, batch.expected_batch_size)
-        fit = fit_quadratic([eta, 0.0, -eta], private, std)  # lines 9 and 10
+        fit = fit_quadratic([eta, 0.0, -eta], private, batch.noise_std(threshold))  # lines 9 and 10
         decision = self._rule(fit, eta)  # line 11
         self._eta = decision.eta  # nothing can fail from here on
         if math.isfinite(threshold):

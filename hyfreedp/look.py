@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from hyfreedp.accounting.split import VOTE_CLIP, VOTES
 from hyfreedp.learner import RateLearner
 from hyfreedp.noise import NoiseGenerator
-from hyfreedp.privatize import finite, loss_noise_std, noisy_mean, privatize_votes
+from hyfreedp.privatize import finite, noisy_mean, privatize_votes
 from hyfreedp.pytorch.base_optimizer import trainable
 from hyfreedp.pytorch.records import LookResult
 from hyfreedp.schedule import FIRST_LOOK_STEP, LOOK_SHARES
@@ -46,12 +46,12 @@ NOISE_POWER = 0.75  # kappa^2 = p^NOISE_POWER, where p is the share of the sched
 CLEAR_MARGIN = 2.0  # a margin counts if it exceeds so many standard deviations of its noise
 FLOOR = 0.003  # the floor of a record's votes over its loss at w_0, so that solved records count little
 CLEAR_VOTE = 0.05  # where noise would hide a margin of this size, votes are made steeper
-STRIDE = 0.5  # the rate moves this fraction of the way, in octaves, to the one that the votes choose
+MOVED_FRACTION = 0.5  # the rate moves this fraction of the way, in octaves, to the one that the votes choose
 AVERAGE_POWER = 8.0  # weights after t steps count about as t^8 in the average (Shamir & Zhang 2013)
 PUBLIC_SEED = 0  # of z, which protects nothing and may be known
 
 CONSTANTS: tuple[Any, ...] = (START_DISPLACEMENT, PRETRAINED_DISPLACEMENT, LADDER, FIRST_LOOK_STEP, LOOK_SHARES)
-CONSTANTS += (NOISE_POWER, CLEAR_MARGIN, FLOOR, CLEAR_VOTE, STRIDE, AVERAGE_POWER, PUBLIC_SEED)
+CONSTANTS += (NOISE_POWER, CLEAR_MARGIN, FLOOR, CLEAR_VOTE, MOVED_FRACTION, AVERAGE_POWER, PUBLIC_SEED)
 
 
 def public_start(parameters: Sequence[Tensor], layers: Sequence[nn.Module] = (), ratios: Sequence[float] = ()) -> float:
@@ -132,7 +132,7 @@ def choose(margin: Callable[[int], float], level: float, needed: float) -> float
 
 def _margin(batch: StepBatch, pair: Tensor, floors: Tensor | None, std: float) -> float:
     """Release the margin between two rates, from the losses at both, shape (2, B); ``std`` is that of its noise."""
-    if batch.noise_multiplier == 0:  # without privacy the margin is the difference of the mean losses
+    if std == 0:  # without privacy the margin is the difference of the mean losses
         former, latter = noisy_mean(batch.weighted(finite(pair)), math.inf, **batch.terms).tolist()
         return float(latter - former)
     steepness = max(1.0, CLEAR_MARGIN * std / CLEAR_VOTE)
@@ -201,7 +201,7 @@ class LookedRate(RateLearner):
         """Let the records vote on the rates of the ladder, and move rate and weights half of the way that they lead."""
         present = [p.detach().clone() for p in self._parameters]
         ray, level, first = self._ray(present), self._level, self._first_eta
-        std = float(loss_noise_std(VOTE_CLIP, batch.noise_multiplier, batch.expected_batch_size))  # of a margin's noise
+        std = batch.noise_std(VOTE_CLIP)  # of a margin's noise
         floors: Tensor | None = None  # without privacy records do not vote
         losses: dict[int, Tensor] = {}
         margins: dict[int, float] = {}
@@ -218,11 +218,11 @@ class LookedRate(RateLearner):
             return margins[j]
 
         self._undo = present, level
-        if batch.noise_multiplier > 0:
+        if std > 0:
             floors = FLOOR * batch.losses(lambda: self._set(self._start)).abs()
         chosen = choose(margin, level, CLEAR_MARGIN * std)
         batch.released()
-        self._level = level * (chosen / level) ** STRIDE
+        self._level = level * (chosen / level) ** MOVED_FRACTION
         along = self._level / level
         if self._steps_made > FIRST_LOOK_STEP:
             along = min(1.0, along)

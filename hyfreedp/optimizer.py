@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from hyfreedp.accounting import NoiseSplit, PrivacyLedger
+from hyfreedp.checks import check_arguments
 from hyfreedp.data.batches import Loss, PhysicalBatchSize, batch_length
 from hyfreedp.data.sampling import PoissonSampler
 from hyfreedp.gradients import GradientEngine
@@ -28,7 +29,7 @@ from hyfreedp.preset import RunPlan
 from hyfreedp.processes.group import Processes
 from hyfreedp.pytorch.base_optimizer import BaseOptimizer
 from hyfreedp.pytorch.records import StepRecord, raw_values
-from hyfreedp.pytorch.wrapper import OptimizerWrapper, Unprepared, check_arguments, run_step_hooks
+from hyfreedp.pytorch.wrapper import OptimizerWrapper, Unprepared, run_step_hooks
 from hyfreedp.run_state import RunState
 from hyfreedp.statement import Statement
 from hyfreedp.step_batch import StepBatch, StepContext, Weights

@@ -52,9 +52,9 @@ class Preset:
 
     def releases(self, steps: int) -> dict[str, Any]:
         """Arguments of :func:`hyfreedp.calibrate_noise` for a run of ``steps`` with these settings."""
+        of_steps = {"warmup_steps": int(self.warmup * steps), "vote_steps": look_steps(steps, self.probe)}
         same = {name: getattr(self, name) for name in ("probe", "interval", "gamma", "allocation", "accountant")}
-        looks = look_steps(steps) if self.probe == "look" else ()
-        return {"steps": steps, "warmup_steps": int(self.warmup * steps), "vote_steps": looks} | same
+        return {"steps": steps, **of_steps, **same}
 
 
 FIELDS = tuple(field.name for field in fields(Preset))  # what arguments of make_private_with_epsilon may change

@@ -18,7 +18,7 @@ def decay_factor(step: int, steps: int, decay: Decay, start: float = 0.0) -> flo
     return 1 - progress if decay == "linear" else 0.5 * (1 + math.cos(math.pi * progress))
 
 
-def look_steps(steps: int) -> tuple[int, ...]:
-    """The 0-based steps that begin with a look, in a run of ``steps`` steps."""
+def look_steps(steps: int, probe: str = "look") -> tuple[int, ...]:
+    """The 0-based steps that begin with a look, in a run of ``steps`` steps with this ``probe``."""
     candidates = {FIRST_LOOK_STEP, *(math.ceil(share * steps) for share in LOOK_SHARES)}
-    return tuple(step for step in sorted(candidates) if FIRST_LOOK_STEP <= step < steps)
+    return tuple(step for step in sorted(candidates) if probe == "look" and FIRST_LOOK_STEP <= step < steps)

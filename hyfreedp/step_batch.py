@@ -15,7 +15,7 @@ from hyfreedp.gradients.per_sample import widened
 from hyfreedp.gradients.pieces import Partition, Piece
 from hyfreedp.noise import NoiseGenerator
 from hyfreedp.noise.random_states import seed_random_states
-from hyfreedp.privatize import privatize_gradient
+from hyfreedp.privatize import loss_noise_std, privatize_gradient
 from hyfreedp.processes.group import Processes
 
 Weights = Callable[[Any], Tensor] | None
@@ -50,13 +50,11 @@ class StepBatch:
         split, generator = run.ledger.split, run.generator
         self.owners = isinstance(batch, Records) and batch.owners  # whether samples are owners
         self.loss = _of_sample(loss, self.owners)  # of a record, or the mean over an owner's records
-        self.noise_multiplier = split.sigma_loss  # of a look or probe
-        self.expected_batch_size = run.expected_batch_size
         purpose = "look" if split.probe == "look" else "probe"
         self._of_probe, self._of_gradient = (generator.child(name, self._step) for name in (purpose, "gradient"))
         # Arguments of privatize_loss and privatize_votes.
-        self.terms: dict[str, Any] = {"noise_multiplier": self.noise_multiplier, "generator": self._of_probe}
-        self.terms |= {"expected_batch_size": self.expected_batch_size, "add_up": run.processes.add_up}
+        self.terms: dict[str, Any] = {"noise_multiplier": split.sigma_loss, "generator": self._of_probe}
+        self.terms |= {"expected_batch_size": run.expected_batch_size, "add_up": run.processes.add_up}
         self._of_torch = generator.child("torch", self._step, run.processes.rank)  # other random numbers for each piece
         # Key of NumPy's and Python's random numbers. All samples of a map share these, so all pieces must, too.
         self._shared_key = generator.child("coins", self._step).key
@@ -79,6 +77,10 @@ class StepBatch:
             move()
             return self._engine.losses(self.loss, self._new_pass(None)).double()
 
+    def noise_std(self, clip: float) -> float:
+        """Standard deviation of the noise in each number of a look or probe whose terms are clipped to ``clip``."""
+        return float(loss_noise_std(clip, self._run.ledger.split.sigma_loss, self._run.expected_batch_size))
+
     def weighted(self, losses: Tensor) -> Tensor:
         """Losses (..., B) times the weights; 0 for a sample of weight 0, even if its loss is not finite."""
         if self.weights is None:
@@ -90,7 +92,7 @@ class StepBatch:
 
         It is in the ledger when this returns.
         """
-        run, generator, B = self._run, self._of_gradient, self.expected_batch_size
+        run, generator, B = self._run, self._of_gradient, self._run.expected_batch_size
         with run.processes.all_or_none():
             clipped, losses, norms = self._engine.clipped_sums(self.loss, self._new_pass(self._checked), self.weights)
         sums = [clipped[p] for p in parameters]

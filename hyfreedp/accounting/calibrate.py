@@ -66,7 +66,7 @@ def calibrate_noise(
         if not 1 < gamma <= 1e9:
             raise ValueError(f"gamma must be above 1, or no budget is left for probes, and at most 1e9, got {gamma!r}")
     if vote_steps is None:
-        vote_steps = look_steps(check_count("steps", steps, 1)) if probe == "look" else ()
+        vote_steps = look_steps(check_count("steps", steps, 1), probe)
     split = NoiseSplit(
         target_epsilon=target_epsilon,
         target_delta=target_delta,

@@ -17,10 +17,10 @@ from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 from transformers.trainer_utils import TrainOutput
 
 from hyfreedp import PRESETS, HyFreeDPOptimizer, PrivacyEngine
-from hyfreedp.checks import check_type
+from hyfreedp.checks import check_arguments, check_type
 from hyfreedp.data.batches import Records
 from hyfreedp.integrations.closure import ClosureOptimizer, epsilon_is_due, warn_of_log
-from hyfreedp.pytorch.wrapper import check_arguments, stepping
+from hyfreedp.pytorch.wrapper import stepping
 
 _PIECES = "give the whole batch as per_device_train_batch_size; privacy={'max_physical_batch_size': ...} bounds memory"
 _BY_LENGTH = "batches are Poisson samples, and records of one length are computed together"

@@ -1,7 +1,6 @@
 """What torch, its schedulers and other libraries expect of an optimizer, for one that wraps another."""
 
 import functools
-import inspect
 import os
 from collections import OrderedDict
 from collections.abc import Callable, MutableMapping
@@ -123,16 +122,3 @@ def run_step_hooks(step: Callable[P, R]) -> Callable[P, R]:
 def stepping() -> bool:
     """Whether a private step of this process is under way."""
     return os.getpid() in _STEPPING
-
-
-def check_arguments(loss: Callable[..., Any], *names: str) -> None:
-    """TypeError if ``loss`` cannot be called with one positional argument for each of ``names``."""
-    try:
-        arguments = inspect.signature(getattr(loss, "forward", loss), follow_wrapped=False)
-    except (ValueError, TypeError):  # a function in C, or with an invalid __signature__
-        return
-    try:
-        arguments.bind(*names)
-    except TypeError:
-        taken = f"{'one argument' if len(names) == 1 else 'two arguments'}, {' and '.join(names)}"
-        raise TypeError(f"loss must take {taken}, got a function of {arguments}: write x, y = record in it") from None
