@@ -77,12 +77,11 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
         self._base = BaseOptimizer(optimizer, module, learned=learned, decays=decays)
         self.gradient_engine, self.processes, self.diagnostics = gradient_engine, processes, diagnostics
         self.rate_learner = rate_learner or RateLearner(self._base)
-        self.expected_batch_size = B = sampler.sample_rate * sampler.num_records
-        self._context = StepContext(self.ledger, generator, processes, B, max_physical_batch_size)
+        self.expected_batch_size, self._generator = sampler.sample_rate * sampler.num_records, generator
+        self.max_physical_batch_size = max_physical_batch_size  # of the next step
         parts = {"model": module, "rate": self.rate_learner, "sampler": sampler, "generator": generator}
         self._run = RunState(self._base, self.ledger, parts, self._describe(), processes)
-        self._process_id = os.getpid()
-        self._loss_compared = False  # whether check_plain_loss is done
+        self._process_id, self._loss_compared = os.getpid(), False  # whether check_plain_loss is done
 
     @run_step_hooks
     def step(self, loss: Loss, batch: Any, *, weights: Weights = None) -> StepRecord:  # type: ignore[override]
@@ -120,10 +119,12 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
         try:
             with self.processes.all_or_none():
                 self._check(t, loss, batch)
-                samples = StepBatch(self._context, self.gradient_engine, loss, batch, weights)
+                B, size = self.expected_batch_size, self.max_physical_batch_size
+                run = StepContext(self.ledger, self._generator, self.processes, B, size)
+                samples = StepBatch(run, self.gradient_engine, loss, batch, weights)
                 if not self._loss_compared:
                     self._loss_compared = samples.owners or check_plain_loss(
-                        self.gradient_engine, loss, samples.partition, self._context.generator.child("plain", t).key
+                        self.gradient_engine, loss, samples.partition, self._generator.child("plain", t).key
                     )
             if kind == "look":
                 look = learner.vote_before_step(samples)
@@ -247,7 +248,7 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
             number=self.sampler.num_records,
             sampled=self._batches_are_samples,
             clipping=repr(self.gradient_engine.clipping),
-            noise="secure" if self._context.generator.secure else "standard",
+            noise="secure" if self._generator.secure else "standard",
         )
 
     def averaged(self) -> AbstractContextManager[None]:
@@ -296,7 +297,7 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
             "learning rate": repr(self._base.eta) if self.split.probe == "none" else "learned",
             "decay": f"{self.plan.preset.decay} from {self.plan.preset.decay_start!r}",
             **self._base.settings(),
-            "noise": "secure" if self._context.generator.secure else "standard",
+            "noise": "secure" if self._generator.secure else "standard",
         }
 
     def __repr__(self) -> str:

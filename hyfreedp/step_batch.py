@@ -24,7 +24,7 @@ _CHECKED = 26  # in 26 of 256 steps, chosen at random, pieces may be computed tw
 
 @dataclass(frozen=True)
 class StepContext:
-    """What the batches of all steps of a run share."""
+    """What the batch of a step needs of its run."""
 
     ledger: PrivacyLedger  # knows the number of the next step and its noise, and counts what is released
     generator: NoiseGenerator  # of which each step and purpose gets a child

@@ -19,6 +19,10 @@ Loss = Callable[[Any], Tensor]  # maps one record, as collate_fn([record]) retur
 PhysicalBatchSize = int | Callable[[Any], int] | None  # most samples at once, or a function from a record to it
 
 _PLAIN_TYPES = {bool, int, float, str, bytes, type(None)}
+_WHOLE = (
+    "a batch of records that were collated one by one is not taken apart: pass it to optimizer.step as it is, whose "
+    "loss gets each record as collate_fn([record]) gives it; batch.to(device) moves it"
+)
 _SHARED = "what all samples share is no part of a batch; let the loss have it from outside"
 
 
@@ -76,10 +80,10 @@ class Records:
         return replace(self, groups=[group.moved(Tensor.pin_memory) for group in self.groups])
 
     def __getitem__(self, _: Any) -> NoReturn:  # iteration, too, calls it
-        raise TypeError(
-            "a batch of records that were collated one by one is not taken apart: pass it to optimizer.step as it is, "
-            "whose loss gets each record as collate_fn([record]) gives it; batch.to(device) moves it"
-        )
+        raise TypeError(_WHOLE)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AttributeError(f"no {name!r}: {_WHOLE}")
 
 
 def stack_records(records: Iterable[Any], *, owners: bool = False) -> Records:

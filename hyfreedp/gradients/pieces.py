@@ -162,11 +162,11 @@ class Partition:
         if isinstance(batch, Partition):
             return batch
         pieces, groups = [], groups_of(batch)
-        if sum(map(len, groups)) == len(groups) > 8:
-            warnings.warn(SLOW.format("each has a shape, text, array or number of its own"), stacklevel=2)
+        if 8 < sum(map(len, groups)) < 2 * len(groups):
+            warnings.warn(SLOW.format("nearly each has a shape, text, array or number of its own"), stacklevel=2)
         for group in groups:
             most = size(group.record([tensor[0].clone() for tensor in group.tensors])) if callable(size) else size
-            most = MOST_TOGETHER if size is None else check_count("what max_physical_batch_size returns", most, 1)
+            most = MOST_TOGETHER if size is None else check_count("max_physical_batch_size, or its value,", most, 1)
             starts = range(0, len(group), min(most, MOST_TOGETHER))
             pieces += [Piece(group.take(slice(start, start + starts.step))) for start in starts]
         return cls(pieces)

@@ -22,12 +22,11 @@ class OptimizerWrapper(torch.optim.Optimizer):
 
     def __init__(self, base: torch.optim.Optimizer) -> None:
         # torch's own constructor is not called: it would create groups and a state of its own.
-        self.base = base
+        self.base, self.defaults = base, base.defaults
         self._optimizer_step_pre_hooks = OrderedDict()
         self._optimizer_step_post_hooks = OrderedDict()
         for when in ("state_dict_pre", "state_dict_post", "load_state_dict_pre", "load_state_dict_post"):
-            name = f"_optimizer_{when}_hooks"
-            setattr(self, name, getattr(base, name))
+            setattr(self, f"_optimizer_{when}_hooks", getattr(base, f"_optimizer_{when}_hooks"))
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
@@ -38,11 +37,6 @@ class OptimizerWrapper(torch.optim.Optimizer):
     def state(self) -> MutableMapping[torch.Tensor, Any]:  # type: ignore[override]
         """The base optimizer's state. Threat model: WR."""
         return self.base.state
-
-    @property
-    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
-        """The base optimizer's defaults."""
-        return self.base.defaults
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients. A private step leaves none, but loops written for other optimizers call this."""

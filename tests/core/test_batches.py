@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from twins import PRESETS, by_hand, flat, steps, unstacked
+from twins import PRESETS, by_hand, flat, refused, steps, unstacked
 
 from hyfreedp import token_budget
 from hyfreedp.data.batches import Group, batch_length, groups_of, map_leaves, stack_records
@@ -160,6 +160,7 @@ def test_no_piece_has_more_samples_than_float32_sums_bear():
     assert [len(piece.group) for piece in Partition.of([torch.zeros(5000)]).pieces] == [MOST_TOGETHER, 904]
 
 
+@pytest.mark.filterwarnings("ignore:samples are computed one at a time")
 @given(lengths=st.lists(st.integers(0, 9), max_size=40), budget=st.integers(1, 40))
 def test_pieces_are_as_many_records_as_the_budget_allows(lengths, budget):
     """Every record once; tokens within the budget, or one record; no more pieces than that needs."""
@@ -171,9 +172,11 @@ def test_pieces_are_as_many_records_as_the_budget_allows(lengths, budget):
     assert len(found) == sum(-(-lengths.count(length) // most[length]) for length in set(lengths))
 
 
-def test_a_function_that_returns_no_size_is_refused():
-    with pytest.raises(ValueError, match="what max_physical_batch_size returns must be an integer of at least 1, got"):
-        Partition.of(of_lengths([2, 2, 3]), lambda record: 0)
+def test_a_size_or_a_function_that_returns_none_is_refused():
+    optimizer = by_hand(max_physical_batch_size=3)
+    for optimizer.max_physical_batch_size in (0, lambda record: 0):  # set between steps
+        with refused(optimizer, "max_physical_batch_size, or its value, must be an integer of at least 1, got 0"):
+            steps(optimizer, [3])
 
 
 def test_a_function_that_writes_into_its_record_gets_a_copy():

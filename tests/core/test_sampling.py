@@ -14,7 +14,7 @@ from torch.utils import data as torch_data
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset, default_collate
 from twins import Made, cross_entropy, make_data, make_private, refused, train, unstacked
 
-from hyfreedp.data.batches import Records, batch_length, groups_of, map_leaves
+from hyfreedp.data.batches import batch_length, groups_of, map_leaves
 from hyfreedp.data.sampling import Drawn, OneByOne, PoissonSampler, poisson_loader
 from hyfreedp.noise import NoiseGenerator
 from hyfreedp.pytorch.devices import CPU
@@ -114,7 +114,8 @@ def test_each_record_is_what_collation_makes_of_it_alone(form):
     empty, none = fetched(data, [])
     assert batch_length(batch) == 4 and batch_length(empty) == 0 and none == {}
     if form in ("names", "lengths", "keys"):  # each of another form
-        assert isinstance(batch, Records)
+        with pytest.raises(AttributeError, match=r"no 'items': a batch of records .* pass it to optimizer.step as"):
+            batch.items()
     else:
         assert repr(batch) == repr(default_collate([data[row] for row in rows]))
         assert repr(empty) == repr(map_leaves(lambda tensor: tensor[:0], batch))
