@@ -143,7 +143,7 @@ def check_model(module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     if foreign := [parameter for key, parameter in optimized.items() if key not in names]:
         raise ValueError(
             f"optimizer holds {len(foreign)} trainable parameter(s) that are not the model's, the first of shape "
-            f"{tuple(foreign[0].shape)}: make the optimizer from module.parameters()"
+            f"{tuple(foreign[0].shape)}: make it from module.parameters(), with the loss's own as a part of the module"
         )
     if missing := [name for key, name in names.items() if key not in optimized]:
         raise ValueError(
