@@ -42,8 +42,13 @@ class BaseOptimizer:
             rates = before._initial_rates
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate
+        if learned and len(set(rates)) == 1 and len({group.get("lr_scale") for group in optimizer.param_groups}) > 1:
+            raise ValueError(
+                "optimizer's groups have an 'lr_scale', which only timm's schedulers apply: multiply each 'lr' by it"
+            )
         if not all(rate > 0 for rate in rates):
-            raise ValueError(f"optimizer must have positive learning rates (their ratios are kept), got {rates}")
+            why = "whose ratios are kept: make a warm-up scheduler afterwards"
+            raise ValueError(f"optimizer must have positive learning rates, {why}; got {rates}")
         self._initial_rates: list[float] = rates
         self._last_rates: list[float] = rates
         self._ratios = [rate / rates[0] for rate in rates]
