@@ -1,12 +1,12 @@
 """Private training by the Trainer of Lightning: ``pip install -e '.[lightning]'``."""
 
+import warnings
 from collections.abc import Callable, Mapping
 from functools import partial, wraps
 from types import SimpleNamespace
 from typing import Any
 
-from lightning.pytorch import LightningModule
-from lightning.pytorch.callbacks import Callback, DeviceStatsMonitor, ThroughputMonitor, Timer
+from lightning.pytorch import LightningModule, callbacks
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
@@ -16,20 +16,23 @@ from hyfreedp.integrations.closure import ClosureOptimizer, epsilon_is_due, warn
 from hyfreedp.pytorch.wrapper import stepping
 
 
+class _EarlyEnd(callbacks.Callback):
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        if left := pl_module.private.steps_left:
+            warnings.warn(
+                f"fit ended {left} steps before the plan, so the module has its current weights, not preset robust's "
+                "average: evaluate and save it `with module.private.averaged():`",
+                stacklevel=2,
+            )
+
+
 class PrivateModule(LightningModule):
     """A LightningModule that trains privately: its ``training_step`` gets one record at a time and returns its loss.
 
     It logs epsilon and the learning rate (threat model: LOG). What ``training_step`` logs is ignored.
 
-    Before ``Trainer.fit``, :meth:`make_private` returns the private loader to fit with::
-
-        module = Classifier()
-        optimizer = torch.optim.AdamW(module.parameters())
-        budget = {"target_epsilon": 3.0, "target_delta": 1e-5}
-        loader = module.make_private(optimizer, loader, epochs=5, **budget)
-        Trainer(max_epochs=5).fit(module, loader)
-
-    With several processes, started by torchrun, call ``torch.distributed.init_process_group`` before that, and give the
+    Before ``Trainer.fit``, :meth:`make_private` returns the private loader to fit with, as in docs/trainers.md. With
+    several processes, started by torchrun, call ``torch.distributed.init_process_group`` before that, and give the
     Trainer ``use_distributed_sampler=False``. ``fit`` ends with the plan. A precision that scales losses is refused. To
     resume from a checkpoint, bit for bit, call ``fit(..., ckpt_path=...)`` on a module that was made private with the
     same arguments. Checkpoints may be published. The key of all noise is in a separate file, ``_hyfreedp-....key`` in
@@ -78,29 +81,33 @@ class PrivateModule(LightningModule):
         """Of a copy, such as a callback's that averages weights: it has no run, which must not be made twice."""
         return super().__getstate__() | {"private": None}
 
-    def configure_callbacks(self) -> list[Callback]:
-        """No callbacks. Lightning calls this first; ValueError for what only its automatic optimization could do."""
+    def configure_callbacks(self) -> list[callbacks.Callback]:
+        """One that warns of an early end. It is called first: ValueError for what only Lightning's optimizer does."""
         trainer: Any = self.trainer
         if trainer.gradient_clip_val or trainer.accumulate_grad_batches != 1:
             raise ValueError(
                 "the Trainer must have no gradient_clip_val, since each record's gradient is clipped, and no "
                 "accumulate_grad_batches: max_physical_batch_size= of make_private limits memory"
             )
-        return []
+        if self._compiler_ctx is not None:
+            raise ValueError("fit must get the module itself, made anew, not torch.compile's, which has other methods")
+        return [_EarlyEnd()]
 
     def configure_optimizers(self) -> Optimizer:
-        """The private optimizer, in a form that Lightning can call.
-
-        RuntimeError before :meth:`make_private`; ValueError for callbacks that log what batch sizes affect.
-        """
+        """The private optimizer, for Lightning. RuntimeError before :meth:`make_private`; ValueError for callbacks."""
         if self.private is None:
             raise RuntimeError("the module must be made private first: call make_private, and fit with what it returns")
         trainer: Any = self.trainer
         for callback in trainer.callbacks:
-            if isinstance(callback, DeviceStatsMonitor | ThroughputMonitor | Timer):
+            if isinstance(callback, callbacks.DeviceStatsMonitor | callbacks.ThroughputMonitor | callbacks.Timer):
                 raise ValueError(
                     f"callbacks must not have a {type(callback).__name__} (max_time makes a Timer): the time and the "
                     "memory that batches take are not private, and go into logs and checkpoints"
+                )
+            if isinstance(callback, callbacks.StochasticWeightAveraging):
+                raise ValueError(
+                    "callbacks must not have a StochasticWeightAveraging, which changes rates, and weights at the end, "
+                    "unseen by validation: leave it out (preset 'robust' averages), or take a WeightAveraging"
                 )
         return ClosureOptimizer(self.private, trainer.default_root_dir)
 
@@ -131,4 +138,3 @@ class PrivateModule(LightningModule):
         if epsilon_is_due(private) or (every and private.ledger.steps % every == 0):
             values["epsilon"] = private.epsilon_spent()
         self.log_dict(values, prog_bar=True, batch_size=1)
-        return None

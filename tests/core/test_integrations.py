@@ -453,19 +453,19 @@ def test_arguments_for_which_lightning_would_advise_automatic_optimization_are_r
 
 
 @OF_LIGHTNING
-@pytest.mark.parametrize("name", ["DeviceStatsMonitor", "Timer"])
-def test_callbacks_that_log_time_or_memory_are_refused(name):
-    callbacks = pytest.importorskip("lightning.pytorch.callbacks")
-    from lightning.pytorch import Trainer
+@pytest.mark.parametrize("name", ["DeviceStatsMonitor", "Timer", "StochasticWeightAveraging"])
+def test_callbacks_that_log_time_or_memory_or_change_weights_are_refused(lightning, name):
+    kind = getattr(pytest.importorskip("lightning.pytorch.callbacks"), name)
+    module, loader, trainer = lightning(callbacks=[kind(0.1) if "Weight" in name else kind()])
+    with pytest.raises(ValueError, match=f"callbacks must not have a {name}.* (not private|unseen by validation)"):
+        trainer.fit(module, loader)
 
-    from hyfreedp.integrations.lightning import PrivateModule
 
-    module = PrivateModule()
-    module.private = object()
-    callback = getattr(callbacks, name)()
-    module.trainer = Trainer(callbacks=[callback], logger=False, accelerator="cpu", enable_checkpointing=False)
-    with pytest.raises(ValueError, match=f"callbacks must not have a {name} .*not private"):
-        module.configure_optimizers()
+@OF_LIGHTNING
+def test_an_early_end_of_lightning_is_told(lightning):
+    module, loader, trainer = lightning(max_steps=2)
+    with pytest.warns(UserWarning, match=f"fit ended {STEPS - 2} steps before the plan, .*module.private.averaged"):
+        trainer.fit(module, loader)
 
 
 def test_a_module_with_an_optimizer_of_its_own_is_refused():
