@@ -1,21 +1,20 @@
 """Checks of notebook parameters: a mistyped name raises, while papermill only warns."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from hyfreedp.checks import check_choice, check_count, nearest
+from hyfreedp.checks import check_choice, check_number, nearest
 from hyfreedp.experiments.book import notebooks
 from hyfreedp.experiments.store import plots
 from hyfreedp.experiments.store.paths import workspace
 
 # IPython's own variables of plain types; all others come from a cell of parameters.
 _NOTEBOOK_NAMES = {"In", "Out"}
-# Parameters that are counts in every notebook; other numbers are checked where they are used.
-_COUNTS = ("seeds", "rounds", "jobs")
+# Parameters with one range in every notebook; other numbers are checked where they are used.
+_WITHIN = dict.fromkeys(("seeds", "rounds", "jobs", "steps", "records"), "[1, inf)") | {"rate": "(0, 1]"}
+_WITHIN |= {"gamma": "(1, inf)", "epsilon": "(0, inf]", **dict.fromkeys(("sigma", "reach"), "(0, inf)")}
 _PLAIN = (str, int, float, bool, list, tuple, dict, type(None))
 
 
@@ -51,8 +50,8 @@ def check_parameters(namespace: Mapping[str, Any], allowed: Mapping[str, type | 
             check_choice(f"parameter {name}", value, expected)
         else:
             _check_type(name, value, expected)
-        if name in _COUNTS:
-            check_count(f"parameter {name}", value, 1)
+        if name in _WITHIN:
+            check_number(f"parameter {name}", value, _WITHIN[name])
 
 
 def parse_value(name: str, text: str, default: Any) -> Any:
