@@ -2,7 +2,7 @@
 
 LOOP_THAT_ENDS = (
     "let the loop end with the plan (while optimizer.steps_left: for batch in loader: ...), or plan a longer run by "
-    "epochs= or steps= of make_private_with_epsilon"
+    "epochs= or steps= of make_private_with_epsilon; to evaluate, take a DataLoader of your own"
 )
 
 

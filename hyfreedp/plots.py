@@ -24,7 +24,7 @@ def look(history: Iterable[Mapping[str, Any]]) -> "Figure":
     columns = math.ceil(len(rows) / lines)
     figure = Figure(figsize=(4.5 * columns, 3.2 * lines), layout="constrained")
     panels = figure.subplots(lines, columns, squeeze=False, sharey=True).ravel()
-    for axes, row in zip(panels, rows, strict=False):
+    for axes, row in zip(panels, rows, strict=True):
         rates = row["rates"]
         between = [math.sqrt(high * low) for high, low in pairwise(rates)]
         voted = [(rate, margin) for rate, margin in zip(between, row["margins"], strict=True) if margin is not None]
@@ -36,7 +36,5 @@ def look(history: Iterable[Mapping[str, Any]]) -> "Figure":
         axes.axvline(row["eta_next"], color="C1", linestyle=":", label=f"next {row['eta_next']:.2g}")
         axes.set(xscale="log", xlabel="learning rate", title=f"after {row['step']} step{'s' * (row['step'] != 1)}")
         axes.legend(fontsize="small")
-    for unused in panels[len(rows) :]:
-        unused.remove()
     figure.supylabel("mean vote for the higher rate", fontsize="medium")
     return figure

@@ -49,7 +49,7 @@ class PoissonSampler(Sampler[Drawn]):
     rank: int = 0  # of this process
     world_size: int = 1  # number of processes
     position: int = 0  # the step whose batch comes next; the optimizer advances it
-    horizon: int | None = None  # number of steps of the whole run; None: no end
+    horizon: float = math.inf  # number of steps of the whole run
     yielded: tuple[int, int] | None = None  # step and size of the batch that the loader yielded last, if it is known
     unit: Literal["record", "owner"] = "record"  # what is drawn
 
@@ -58,12 +58,10 @@ class PoissonSampler(Sampler[Drawn]):
 
     def __iter__(self) -> Iterator[Drawn]:
         first = self.position
+        if first >= self.horizon:  # else "while True: for batch in loader" would loop for ever
+            raise BudgetExhausted(f"all {self.horizon} planned steps have been made: {LOOP_THAT_ENDS}")
         last = first - first % self.steps_per_epoch + self.steps_per_epoch
-        if self.horizon is not None:
-            last = min(last, self.horizon)
-            if first >= self.horizon:  # else "while True: for batch in loader" would loop for ever
-                raise BudgetExhausted(f"all {self.horizon} planned steps have been made: {LOOP_THAT_ENDS}")
-        return map(self.drawn, range(first, last))
+        return map(self.drawn, range(first, int(min(last, self.horizon))))
 
     def drawn(self, step: int) -> Drawn:
         """What this process fetches for 0-based ``step``."""

@@ -27,6 +27,7 @@ _BY_LENGTH = "batches are Poisson samples, and records of one length are compute
 _TOKENS = "the tokens of the batches that were drawn are not private"
 _WHOLE = "the model must be whole on every process; start the same script by torchrun"
 _UPLOADS = "it uploads output_dir, which holds the key of all noise"
+_WORKERS = "num_workers pin_memory persistent_workers prefetch_factor multiprocessing_context".split()
 # TrainingArguments that a private run cannot follow, and what to do instead. docs/trainers.md lists all arguments.
 REFUSED = {
     **dict.fromkeys(("gradient_accumulation_steps", "auto_find_batch_size", "torch_empty_cache_steps"), _PIECES),
@@ -96,8 +97,7 @@ class PrivateTrainer(Trainer):
         for name in {"module", "optimizer", "data_loader", "epochs", "steps"} & privacy.keys():
             raise ValueError(f"privacy must not have {name!r}: the Trainer has it (num_train_epochs, max_steps)")
         preset = privacy.get("preset", "robust")
-        preset = PRESETS.get(preset, preset)
-        learned = privacy.get("probe", getattr(preset, "probe", "none")) != "none"
+        learned = privacy.get("probe", getattr(PRESETS.get(preset, preset), "probe", "none")) != "none"
         if learned:
             refused |= dict.fromkeys(OF_A_FIXED_RATE, _FIXED)
         if (args := kwargs.get("args")) is not None:
@@ -112,11 +112,9 @@ class PrivateTrainer(Trainer):
         self.private: HyFreeDPOptimizer | None = None
         self._ignored: dict[str, None] = {}
         self._loader: DataLoader
-        for callback in self.callback_handler.callbacks:
-            if type(callback) is DEFAULT_PROGRESS_CALLBACK:
-                self.remove_callback(callback)
-                self.add_callback(_Progress(self))
-                break
+        if not self.args.disable_tqdm:
+            self.remove_callback(DEFAULT_PROGRESS_CALLBACK)
+            self.add_callback(_Progress(self))
 
     def train(self, *args: Any, **kwargs: Any) -> TrainOutput:
         """As the Trainer's; the only metric is epsilon, and ``training_loss`` is None, since it is not private."""
@@ -132,15 +130,12 @@ class PrivateTrainer(Trainer):
         if self.private is not None:
             raise RuntimeError("this trainer has trained its private run: make another, with a budget of its own")
         args, data = self.args, self.train_dataset
+        workers: dict[str, Any] = {name: getattr(args, f"dataloader_{name}", None) for name in _WORKERS}
         loader: DataLoader = DataLoader(
             data,
             batch_size=args.train_batch_size * args.world_size,
             collate_fn=self._get_collator_with_removed_columns(self.data_collator, description="training"),
-            num_workers=args.dataloader_num_workers,
-            pin_memory=args.dataloader_pin_memory,
-            persistent_workers=args.dataloader_persistent_workers,
-            prefetch_factor=args.dataloader_prefetch_factor,
-            multiprocessing_context=getattr(args, "dataloader_multiprocessing_context", None),
+            **workers,
         )
         steps = args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * len(loader))
         self.model.train()
