@@ -82,11 +82,9 @@ def audit(
     Each canary is put into the data or left out by a secret fair coin. Canaries whose loss the run has lowered most are
     guessed to be in, those whose loss it has lowered least to be out; about the others there is no guess. Three numbers
     of guesses are tried, whose error probabilities add up to 1 - ``confidence``. The right guesses give a lower bound
-    of epsilon by the theorem of Steinke et al., for neighbours that differ by adding or removing one record. The size
-    of the data that the script gets is public, and depends on the coins.
-
-    The more canaries differ from all other records, the larger the bound. The audit is a run on your records like any
-    other: keep model and result secret, or count its epsilon (threat model: W).
+    of epsilon by the theorem of Steinke et al., for neighbours that differ by adding or removing one record. The more
+    canaries differ from all other records, the larger it is. The size of the data that the script gets depends on the
+    coins. The audit is a run like any other: keep model and result secret, or count its epsilon (threat model: W).
 
     Args:
         train: your script as a function of a map-style data set, with one additional line just before its loop:

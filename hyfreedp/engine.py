@@ -56,8 +56,7 @@ class PrivacyEngine:
     ) -> None:
         refuse_unknown(unknown, ("seed", "secure_noise", "process_group"))
         NoiseGenerator(seed)  # checks the seed
-        self._seed = seed
-        self._secure_noise = check_flag("secure_noise", secure_noise)
+        self._seed, self._secure_noise = seed, check_flag("secure_noise", secure_noise)
         self._process_group = process_group
         self._ledgers: list[PrivacyLedger] = []  # one per run
 
@@ -99,8 +98,7 @@ class PrivacyEngine:
             optimizer: a torch optimizer, linear in its rate, over exactly the trainable parameters; for preset "robust"
                 SGD, RMSprop or a variant of Adam. Only the ratios of its rates matter, except to preset "fixed".
             data_loader: gives data set, collation and expected batch size B, so that the sample rate is B / N. Batches
-                are drawn anew by Poisson sampling, so ``shuffle`` and ``drop_last`` have no effect. With several
-                processes all pass the same loader, over all N records and with the total B, as in Opacus.
+                are drawn anew by Poisson sampling, so ``shuffle`` and ``drop_last`` have no effect.
             target_epsilon: budget of the whole run; ``inf`` trains without noise and without clipping.
             target_delta: in (0, 0.1], customarily below 1 / N.
             epochs, steps: length of the run, one of the two; an epoch is ceil(N / B) steps. The last pass over the

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from hyfreedp.accounting import NoiseSplit, PrivacyLedger
 from hyfreedp.checks import check_arguments
-from hyfreedp.data.batches import Loss, PhysicalBatchSize, batch_length
+from hyfreedp.data.batches import Loss, PhysicalBatchSize
 from hyfreedp.data.sampling import PoissonSampler
 from hyfreedp.gradients import GradientEngine
 from hyfreedp.gradients.plain import check_plain_loss
@@ -184,7 +184,7 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
         if not self._loss_compared:
             check_arguments(loss, "the record")
         if self._sampled and self.split.gradient_noise_multiplier(t) > 0:
-            self.sampler.check_drawn(t, batch_length(batch))
+            self.sampler.check_drawn(t, batch)
 
     def _note_release(self, gradient: Sequence[Tensor]) -> None:
         """Tell model and learner that the step's gradient is released, so that it can no longer be undone."""

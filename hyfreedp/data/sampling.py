@@ -1,6 +1,7 @@
 """Poisson sampling: the batch of a step is a function of a secret seed and the step's number."""
 
 import math
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass
 from numbers import Integral
@@ -14,7 +15,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, Sampler, Subset
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 from hyfreedp.checks import check_count, check_type, made_by
-from hyfreedp.data.batches import copied, is_plain, leaves, map_leaves, of_one_form, stack_records
+from hyfreedp.data.batches import batch_length, copied, is_plain, leaves, map_leaves, of_one_form, stack_records
 from hyfreedp.errors import LOOP_THAT_ENDS, BudgetExhausted
 from hyfreedp.noise import NoiseGenerator
 from hyfreedp.noise.random_states import random_states_of
@@ -50,7 +51,7 @@ class PoissonSampler(Sampler[Drawn]):
     world_size: int = 1  # number of processes
     position: int = 0  # the step whose batch comes next; the optimizer advances it
     horizon: float = math.inf  # number of steps of the whole run
-    yielded: tuple[int, int] | None = None  # step and size of the batch that the loader yielded last, if it is known
+    yielded: tuple[int, int, Any] | None = None  # step, size and, of step 0, copy of the batch that was yielded last
     unit: Literal["record", "owner"] = "record"  # what is drawn
 
     def __len__(self) -> int:
@@ -73,12 +74,12 @@ class PoissonSampler(Sampler[Drawn]):
         drawn = (uniform < self.sample_rate).nonzero()[:, 0]
         return drawn[drawn % self.world_size == self.rank].tolist()
 
-    def check_drawn(self, step: int, samples: int) -> None:
-        """Refuse a batch of so many ``samples`` unless it can be that of ``step``, which the loader yielded last.
+    def check_drawn(self, step: int, batch: Any) -> None:
+        """Refuse a batch unless it can be that of ``step``, which the loader yielded last; warn if the first differs.
 
         No batch may be skipped, even if it is empty or its step failed, since that would reveal something about it.
         """
-        yielded, size = self.yielded or (None, 0)
+        (yielded, size, given), samples = self.yielded or (None, 0, None), batch_length(batch)
         if yielded != step:
             last = "none so far" if yielded is None else f"that of step {yielded} last"
             raise RuntimeError(
@@ -91,6 +92,14 @@ class PoissonSampler(Sampler[Drawn]):
                 f"batch must have one row for each of the {size} records that were drawn, got {samples}: pass on what "
                 "the loader gave. Several rows of a record are made by collate_fn, which gets each alone"
             )
+        if step == 0 and samples:
+            old, new = (next(t.cpu() for t in leaves(b) if isinstance(t, Tensor)) for b in (given, batch))
+            if old.numel() == new.numel() and not torch.allclose(old, new.to(old).view_as(old), 0.01, equal_nan=True):
+                warnings.warn(
+                    "the batch was changed after it was loaded. Change each record in the data set or the loss: "
+                    "epsilon does not hold if a row mixes several, as by Mixup or a mean over the batch",
+                    stacklevel=6,
+                )
 
     def state_dict(self) -> dict[str, int]:
         return {"seed": self.seed}
@@ -188,7 +197,7 @@ class PoissonLoader(Unprepared, DataLoader):
     def __iter__(self) -> Any:  # an iterator; torch declares a private type
         iter(self.batch_sampler)  # raises BudgetExhausted after the last step, before any worker starts
         for yielded, batch in super().__iter__():
-            self.batch_sampler.yielded = yielded
+            self.batch_sampler.yielded = (*yielded, None if yielded[0] else copied(batch))
             yield batch
 
 

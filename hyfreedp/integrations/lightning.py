@@ -33,10 +33,9 @@ class PrivateModule(LightningModule):
 
     Before ``Trainer.fit``, :meth:`make_private` returns the private loader to fit with, as in docs/trainers.md. With
     several processes, started by torchrun, call ``torch.distributed.init_process_group`` before that, and give the
-    Trainer ``use_distributed_sampler=False``. ``fit`` ends with the plan. A precision that scales losses is refused. To
-    resume from a checkpoint, bit for bit, call ``fit(..., ckpt_path=...)`` on a module that was made private with the
-    same arguments. Checkpoints may be published. The key of all noise is in a separate file, ``_hyfreedp-....key`` in
-    the Trainer's ``default_root_dir``: keep it secret; resuming needs it.
+    Trainer ``use_distributed_sampler=False``. ``fit`` ends with the plan. To resume from a checkpoint bit for bit, call
+    ``fit(..., ckpt_path=...)`` on a module made private with the same arguments. Checkpoints may be published. The key
+    of all noise is in a file of its own, ``_hyfreedp-....key`` in ``default_root_dir``: keep it secret, for resuming.
 
     Attributes:
         private: the private optimizer; None before :meth:`make_private`.

@@ -16,7 +16,7 @@ from transformers import ProgressCallback, Trainer, TrainingArguments
 from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 from transformers.trainer_utils import TrainOutput
 
-from hyfreedp import PRESETS, HyFreeDPOptimizer, PrivacyEngine
+from hyfreedp import PRESETS, PrivacyEngine
 from hyfreedp.checks import check_arguments, check_type
 from hyfreedp.data.batches import Records
 from hyfreedp.integrations.closure import ClosureOptimizer, epsilon_is_due, warn_of_log
@@ -57,10 +57,9 @@ class PrivateTrainer(Trainer):
     """A Trainer whose :meth:`train` is one private run. Threat model: LOG.
 
     The batch size per device, times the number of processes, is the expected size of a Poisson batch. Training logs
-    epsilon and the learning rate. It does not log losses, gradient norms, operation counts and times, which are not
-    private. A new trainer resumes from a checkpoint bit for bit. Checkpoints may be published. The key of all noise is
-    in a separate file, ``_hyfreedp-....key`` in ``output_dir``: keep it secret; resuming needs it. Arguments that a
-    private run cannot follow, such as ``learning_rate`` if the rate is learned, raise ValueError unless at defaults.
+    epsilon and the learning rate, and nothing that is not private. A new trainer resumes from a checkpoint bit for bit.
+    Checkpoints may be published. The key of all noise is in a separate file, ``_hyfreedp-....key`` in ``output_dir``:
+    keep it secret; resuming needs it. Arguments that a private run cannot follow raise ValueError unless at defaults.
 
     Args:
         loss: maps the model and one record, which the data collator has made alone, to one number; None: the Trainer's
@@ -109,7 +108,7 @@ class PrivateTrainer(Trainer):
         self.args.ignore_data_skip = True  # the sampler resumes at its own position
         self.loss, self.privacy, self.weights = loss, privacy, weights
         self.engine = engine or PrivacyEngine()
-        self.private: HyFreeDPOptimizer | None = None
+        self.private: Any = None
         self._ignored: dict[str, None] = {}
         self._loader: DataLoader
         if not self.args.disable_tqdm:
@@ -119,7 +118,6 @@ class PrivateTrainer(Trainer):
     def train(self, *args: Any, **kwargs: Any) -> TrainOutput:
         """As the Trainer's; the only metric is epsilon, and ``training_loss`` is None, since it is not private."""
         output = super().train(*args, **kwargs)
-        assert self.private is not None
         metrics = {"epsilon": self.private.epsilon_spent()}
         return output._replace(training_loss=None, metrics=metrics)  # type: ignore[arg-type]
 
@@ -169,7 +167,6 @@ class PrivateTrainer(Trainer):
 
         RuntimeError if the run was resumed without the private optimizer's state, which counts its releases.
         """
-        assert self.private is not None
         if self.private.ledger.steps != self.state.global_step:
             raise RuntimeError(
                 f"the trainer is at step {self.state.global_step} and the private optimizer at step "

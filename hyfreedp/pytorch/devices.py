@@ -62,10 +62,9 @@ def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
 def keep_freed_memory() -> bool:
     """Make this process keep the memory of freed CPU tensors, as torch does on accelerators; returns whether it does.
 
-    By default glibc returns the memory of large tensors to the system and asks for it again. A private step has more of
-    them than a plain one, and spends up to a third of its time on fresh pages. The price is fragmentation: free memory
-    between tensors in use is not returned until the process ends. Nothing is changed if the environment configures the
-    allocator (``MALLOC_*``, ``GLIBC_TUNABLES``) or the C library is not glibc.
+    By default glibc returns the memory of large tensors to the system and asks for it again, and a private step spends
+    up to a third of its time on fresh pages. The price is fragmentation: free memory between tensors in use is kept.
+    Nothing is changed if the environment configures the allocator (``MALLOC_*``, ``GLIBC_TUNABLES``), or without glibc.
     """
     configured = any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ)
     if configured or platform.libc_ver()[0] != "glibc":

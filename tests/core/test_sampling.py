@@ -174,16 +174,19 @@ def test_loaders_that_cannot_be_poisson_sampled_are_refused(loader, message):
 # -- batches of another loader -----------------------------------------------------------------------------------------
 def private_run(**settings):
     old = DataLoader(make_data(), batch_size=8, shuffle=True)
-    private = {"target_epsilon": 3.0, "preset": "fixed", "steps": 12}
-    model, optimizer, loader = make_private(loader=old, **(private | settings))
+    settings = {"target_epsilon": 3.0, "preset": "fixed", "steps": 12} | settings
+    model, optimizer, loader = make_private(loader=old, **settings)
     return cross_entropy(model), old, optimizer, loader
 
 
 def test_a_step_takes_the_private_loaders_batches_alone_or_gives_no_guarantee():
     """Those of the loader that was given are no Poisson samples; where nothing is private nothing is asked."""
-    loss, old, optimizer, _ = private_run()
+    loss, old, optimizer, loader = private_run()
     with refused(optimizer, r"private loader, which gave none so far.*without_guarantee=True", RuntimeError):
         optimizer.step(loss, next(iter(old)))
+    x, y = next(iter(loader))
+    with pytest.warns(UserWarning, match=r"batch was changed after it was loaded.* a row mixes several, as by Mixup"):
+        optimizer.step(loss, [x.add_(x.roll(1, 0)), y])
     with pytest.raises(AttributeError):
         optimizer.sampler = None
     assert optimizer.guarantee
