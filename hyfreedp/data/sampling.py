@@ -93,8 +93,8 @@ class PoissonSampler(Sampler[Drawn]):
                 "the loader gave. Several rows of a record are made by collate_fn, which gets each alone"
             )
         if step == 0 and samples:
-            old, new = (next(t.cpu() for t in leaves(b) if isinstance(t, Tensor)) for b in (given, batch))
-            if old.numel() == new.numel() and not torch.allclose(old, new.to(old).view_as(old), 0.01, equal_nan=True):
+            old, new = (next(t.cpu().flatten() for t in leaves(b) if isinstance(t, Tensor)) for b in (given, batch))
+            if len(old) == len(new) and not torch.allclose(old, new.to(old), 0.01, equal_nan=True):
                 warnings.warn(
                     "the batch was changed after it was loaded. Change each record in the data set or the loss: "
                     "epsilon does not hold if a row mixes several, as by Mixup or a mean over the batch",
