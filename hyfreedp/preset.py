@@ -73,7 +73,8 @@ _WEIGHTS = "weights go to each step: optimizer.step(loss, batch, weights=...), P
 ELSEWHERE = {
     **dict.fromkeys(("weights", "class_weight", "class_weights", "sample_weight", "sample_weights"), _WEIGHTS),
     "seed": "it is the engine's: PrivacyEngine(seed=...)",
-    "lr": "the rate is learned; with preset='fixed' it is the optimizer's",
+    **dict.fromkeys(("lr", "learning_rate"), "the rate is learned; with preset='fixed' it is the optimizer's"),
+    "batch_size": "it is the data_loader's, of records or, with owners=, of owners",
     "accountant": "each run has its own: make_private_with_epsilon(accountant='pld'), or 'rdp'",
     "secure_mode": "pass PrivacyEngine(secure_noise=True)",
     "noise_multiplier": "the noise follows from target_epsilon, target_delta and the length of the run",

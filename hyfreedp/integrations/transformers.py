@@ -117,9 +117,8 @@ class PrivateTrainer(Trainer):
 
     def train(self, *args: Any, **kwargs: Any) -> TrainOutput:
         """As the Trainer's; the only metric is epsilon, and ``training_loss`` is None, since it is not private."""
-        output = super().train(*args, **kwargs)
-        metrics = {"epsilon": self.private.epsilon_spent()}
-        return output._replace(training_loss=None, metrics=metrics)  # type: ignore[arg-type]
+        output: Any = super().train(*args, **kwargs)
+        return output._replace(training_loss=None, metrics={"epsilon": self.private.epsilon_spent()})
 
     def get_train_dataloader(self) -> DataLoader:
         """Make the run private; returns the loader of Poisson batches."""

@@ -24,6 +24,7 @@ def test_the_wiring_cell_run_twice_is_told_of_the_private_loader():
     [
         ("target_epsilonn", "; did you mean 'target_epsilon'"),
         ("clip", "; did you mean 'clipping'"),
+        ("batch_size", ": it is the data_loader's, of records or, with owners=, of owners"),
         ("max_grad_norm", r": .*clipping=hyfreedp.AbadiClipping\(max_grad_norm\)"),  # Opacus's
         ("noise_multiplier", ": .*target_epsilon, target_delta and the length of the run"),
     ],
