@@ -152,8 +152,7 @@ def lower_bound(
         included: for each run whether its canaries were included.
     """
     confidence_each = 1 - (1 - confidence) / len(SHARES)
-    sizes = [len(np.asarray(run)) for run in scores]
-    bounds = []
+    sizes, bounds = [len(np.asarray(run)) for run in scores], []
     for share in SHARES:
         guesses = [2 * (int(share * size) // 2) for size in sizes]
         right = sum(map(guess, scores, included, guesses))

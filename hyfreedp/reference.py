@@ -88,8 +88,7 @@ def finite(losses: list[float]) -> list[float]:
 
 def votes(here: list[float], there: list[float], floors: list[float], steepness: float) -> Tensor:
     """Sum of the votes ``steepness * (b - a) / (|a| + |b| + f)``, each clipped to [-1, 1]; then two sums of losses."""
-    here, there = finite(here), finite(there)
-    total = 0
+    here, there, total = finite(here), finite(there), 0
     for a, b, f in zip(here, there, finite(floors), strict=True):
         if a or b:
             vote = steepness * ((b - a) / (abs(a) + abs(b) + f))
@@ -255,8 +254,7 @@ class Looks:
     ) -> dict[str, Any]:
         """Vote by the losses of the batch at all rates of the ladder, and move half of the way that the votes lead."""
         displacement = [now - initial for now, initial in zip(self.now(), self.start, strict=True)]
-        ray, public = [], NoiseGenerator(0).child("look", t)
-        std = self.noise_to_come(t)
+        ray, public, std = [], NoiseGenerator(0).child("look", t), self.noise_to_come(t)
         for i, (d, ratio) in enumerate(zip(displacement, self.ratios, strict=True)):
             z = public.child("z", i).normal(*d.shape).to(d.dtype)
             ray.append(d / self.level + std * ratio * z)

@@ -53,8 +53,7 @@ class RunState:
                 f"the state is of another run, and this one has made {self.ledger.steps} steps: call "
                 "make_private_with_epsilon again, and load the state into what that returns"
             )
-        optimizer = self.base.optimizer
-        present = copy.deepcopy(self._without_base())
+        optimizer, present = self.base.optimizer, copy.deepcopy(self._without_base())
         moments = {parameter: copy.deepcopy(values) for parameter, values in optimizer.state.items()}
         groups = [dict(group) for group in optimizer.param_groups]
         try:

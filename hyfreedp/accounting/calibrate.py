@@ -85,8 +85,7 @@ def calibrate_noise(
     )
     if math.isinf(target_epsilon):
         return split
-    split = _with_noise(split)
-    margin = TOLERANCE
+    split, margin = _with_noise(split), TOLERANCE
     while (achieved := epsilon(split)) > target_epsilon:
         # The closed form costs what DP-SGD at sigma does only up to rounding, which matters at a tiny delta.
         sigmas = {name: value * (1 + margin) for name, value in vars(split).items() if name.startswith("sigma")}

@@ -46,8 +46,7 @@ class PrivacyLossDistribution:
         Dots, PoPETs 2022, Alg. 1).
         """
         deltas = np.maximum.accumulate(deltas[::-1])[::-1]  # non-increasing despite rounding
-        change = np.diff(deltas)
-        probs = np.empty_like(deltas)
+        change, probs = np.diff(deltas), np.empty_like(deltas)
         probs[0] = 1 - deltas[0] + change[0] / math.expm1(interval)
         probs[1:-1] = (change[1:] - change[:-1] * math.exp(interval)) / math.expm1(interval)
         probs[-1] = change[-1] / math.expm1(-interval)
@@ -153,8 +152,7 @@ def _convolved(
     product of T factors is off by T ``unit`` times the largest product of T - 1 of them. Products below ``NEGLIGIBLE``
     (most of them) are replaced by zero, and added to the error.
     """
-    counts = [n for _, n in parts]
-    transforms = [fft.rfft(np.exp(pld.logs), size) for pld, _ in parts]
+    counts, transforms = [n for _, n in parts], [fft.rfft(np.exp(pld.logs), size) for pld, _ in parts]
     log_bounds = [np.log(np.abs(f) + unit) for f in transforms]  # of the largest |f|
     log_bound = sum(n * bound for n, bound in zip(counts, log_bounds, strict=True))  # of the product
     kept = log_bound > math.log(NEGLIGIBLE)

@@ -63,8 +63,7 @@ class GradientEngine:
         self, module: nn.Module, clipping: Clipping, *, memory_budget: int = MEMORY_BUDGET, sharing: int = 64
     ) -> None:
         check_module(module)
-        self.module, self.clipping = module, clipping
-        self.sensitivity = clipping.sensitivity
+        self.module, self.clipping, self.sensitivity = module, clipping, clipping.sensitivity
         self.memory_budget = check_count("memory_budget", memory_budget, 0)
         self._sharing = min(check_count("sharing", sharing, 1), MOST_TOGETHER)
         self.fallback_reason: str | None = None

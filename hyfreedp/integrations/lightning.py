@@ -132,8 +132,7 @@ class PrivateModule(LightningModule):
         self.optimizers().step(closure=step)  # type: ignore[union-attr]
         warn_of_log(tuple(self._ignored.names))
         trainer.should_stop |= not private.steps_left  # whatever max_epochs is
-        values = {"learning_rate": private.param_groups[0]["lr"]}
-        every = trainer.log_every_n_steps
+        values, every = {"learning_rate": private.param_groups[0]["lr"]}, trainer.log_every_n_steps
         if epsilon_is_due(private) or (every and private.ledger.steps % every == 0):
             values["epsilon"] = private.epsilon_spent()
         self.log_dict(values, prog_bar=True, batch_size=1)

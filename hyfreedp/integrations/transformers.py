@@ -106,8 +106,7 @@ class PrivateTrainer(Trainer):
         super().__init__(**kwargs)
         _check_arguments(self.args, refused)  # again: transformers sets some from others
         self.args.ignore_data_skip = True  # the sampler resumes at its own position
-        self.loss, self.privacy, self.weights = loss, privacy, weights
-        self.engine = engine or PrivacyEngine()
+        self.loss, self.privacy, self.weights, self.engine = loss, privacy, weights, engine or PrivacyEngine()
         self.private: Any = None
         self._ignored: dict[str, None] = {}
         self._loader: DataLoader

@@ -164,9 +164,8 @@ def compress(flat: Tensor, table: Tensor) -> Tensor:
     sums of k x, with integers k in [0, 2^26) from :func:`secret_table`, computed exactly: float64, shape
     ``(rows * 4,)``. Two different rows have the same four sums with probability at most 2^-104.
     """
-    integers = flat.view(torch.int16)
     parts = []
-    for piece in integers.split(ROW * 2**13):
+    for piece in flat.view(torch.int16).split(ROW * 2**13):
         padded = torch.nn.functional.pad(piece, (0, -len(piece) % ROW))
         parts.append(padded.view(-1, ROW).double() @ table)
     return torch.cat(parts).view(-1) if parts else table.new_zeros(0)

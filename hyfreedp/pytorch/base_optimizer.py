@@ -33,8 +33,7 @@ class BaseOptimizer:
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, module: nn.Module, *, learned: bool, decays: bool) -> None:
-        self.optimizer, self._module = optimizer, module
-        self.parameters = trainable(optimizer)
+        self.optimizer, self._module, self.parameters = optimizer, module, trainable(optimizer)
         self.follows, self._learned = not (learned or decays), learned
         before: BaseOptimizer | None = getattr(optimizer, "_private_owner", None)
         rates = _rates_of(optimizer)

@@ -23,8 +23,7 @@ class OptimizerWrapper(torch.optim.Optimizer):
     def __init__(self, base: torch.optim.Optimizer) -> None:
         # torch's own constructor is not called: it would create groups and a state of its own.
         self.base, self.defaults = base, base.defaults
-        self._optimizer_step_pre_hooks = OrderedDict()
-        self._optimizer_step_post_hooks = OrderedDict()
+        self._optimizer_step_pre_hooks, self._optimizer_step_post_hooks = OrderedDict(), OrderedDict()
         for when in ("state_dict_pre", "state_dict_post", "load_state_dict_pre", "load_state_dict_post"):
             setattr(self, f"_optimizer_{when}_hooks", getattr(base, f"_optimizer_{when}_hooks"))
 

@@ -68,8 +68,7 @@ def test_weights_are_those_that_were_checked():
     """Whatever is written to their tensor afterwards, as by a loss, or by a function that uses it again."""
 
     def run(meddle):
-        model, (batch,) = make_model(), make_batches([9])
-        weight = torch.full((1,), 0.5, dtype=torch.float64)
+        model, (batch,), weight = make_model(), make_batches([9]), torch.full((1,), 0.5, dtype=torch.float64)
         optimizer = by_hand(model, sgd(model), preset="fixed")
 
         def losses(batch):

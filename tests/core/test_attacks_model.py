@@ -80,8 +80,7 @@ LEARNING = {
 @pytest.mark.parametrize("case", LEARNING)
 def test_a_buffer_that_learns_is_refused_by_name_and_put_back(case):
     """Or a parameter, written to through ``.data``."""
-    name, act = LEARNING[case]
-    settings = {"preset": "paper", "interval": 2, "target_epsilon": 3.0, "steps": 20}
+    (name, act), settings = LEARNING[case], {"preset": "paper", "interval": 2, "target_epsilon": 3.0, "steps": 20}
     model, optimizer, loader = make_private(nn.Sequential(learns(act), make_model()), **settings)
     before = copy.deepcopy(model.state_dict())
     with pytest.raises(ValueError, match=f"parameters of the model: '0.{name}'|which other samples"):
@@ -186,8 +185,7 @@ SHARED_WRITES = {  # into what all samples share; only the first one was not not
 def test_what_all_samples_share_learns_of_none(way):
     """Flags moved the clipped sum by 7.4 clips; a script's buffer that is assigned to was published."""
     script = torch.jit.script(Ema(SHARED_WRITES[way]())) if "script" in way else nn.Identity()
-    model, shared = nn.Sequential(script, nn.Linear(3, 2)), torch.zeros(3).bool()
-    x = torch.randn(8, 3)
+    model, shared, x = nn.Sequential(script, nn.Linear(3, 2)), torch.zeros(3).bool(), torch.randn(8, 3)
     x[0] = 50.0
 
     def loss(record):
@@ -269,8 +267,7 @@ def test_parameters_in_bf16_release_no_value_that_only_one_record_makes_possible
         return torch.stack(found)
 
     empty = torch.zeros(1, width, dtype=torch.bfloat16)
-    record = torch.sign(torch.randn(1, width)).to(torch.bfloat16)
-    known = releases(empty, 0, 120).unique()
+    record, known = torch.sign(torch.randn(1, width)).to(torch.bfloat16), releases(empty, 0, 120).unique()
     shares = [(~torch.isin(releases(x, 1, 30), known)).float().mean().item() for x in (empty, record)]
     assert shares[1] < 3 * shares[0] + 1e-3, shares  # noise in bf16 made the second some twenty times the first
 

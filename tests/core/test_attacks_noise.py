@@ -75,8 +75,7 @@ def test_a_state_of_another_run_is_refused_by_the_field_that_differs(field):
     _, optimizer, loader = make(**preset)
     train(optimizer, loader, until=2)
     saved = copy.deepcopy(optimizer.state_dict())
-    _, other, _ = make(**OTHER_RUNS[field])
-    random = torch.get_rng_state()
+    (_, other, _), random = make(**OTHER_RUNS[field]), torch.get_rng_state()
     with refused(other, f"the state is of another run: {field} is|another noise split.*{field}: 1.0 != 2.0.* make"):
         other.load_state_dict(saved)
     assert torch.equal(torch.get_rng_state(), random)
@@ -122,8 +121,7 @@ def test_no_detour_forgets_what_was_released():
 
 
 def test_a_batch_is_never_served_again_as_fresh():
-    model, optimizer, loader = wire(make_data(60), batch_size=2, steps=60)
-    used = []
+    (model, optimizer, loader), used = wire(make_data(60), batch_size=2, steps=60), []
     with pytest.raises(RuntimeError, match=r"batch of step \d+ .*gave that of step \d+ last: .*empty ones too"):
         for _ in range(4):
             for batch in loader:

@@ -63,8 +63,7 @@ CANARIES = range(200)
 
 @pytest.mark.parametrize("delta", [0.0, 1e-3])
 def test_the_bound_of_randomized_response_is_valid(delta):
-    random = np.random.default_rng(4)
-    options = {"delta": delta, "confidence": 0.8}
+    random, options = np.random.default_rng(4), {"delta": delta, "confidence": 0.8}
     found = [hyfreedp.audit(randomized(1.0, delta, random), [], CANARIES, seed=seed, **options) for seed in range(50)]
     assert 0 < sum(one.refuted for one in found) <= 22  # 10 on average; more than 22 with probability 1e-4
     assert np.mean([one.lower_bound for one in found]) > (0.4 if delta == 0 else 0.2)

@@ -111,8 +111,7 @@ WRONG_LOSSES = {
 @each(preset=["robust", "fixed"], case=WRONG_LOSSES)
 def test_a_loss_function_of_the_wrong_form_releases_nothing(case, preset):
     """It is found at the first forward pass; once corrected, training starts as if nothing had been."""
-    wrong, message = WRONG_LOSSES[case]
-    settings = {"preset": preset, "target_epsilon": 3.0}
+    (wrong, message), settings = WRONG_LOSSES[case], {"preset": preset, "target_epsilon": 3.0}
     optimizer, undisturbed = by_hand(**settings), by_hand(**settings)
     model, (batch,) = optimizer.module, make_batches((6,))
     trained = make_model(seed=1) if case == "of another model" else model

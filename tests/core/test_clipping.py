@@ -307,8 +307,7 @@ def rounded_layer(count: int) -> tuple[nn.Module, Tensor]:
 
 def tied_table(count: int) -> tuple[nn.Module, Tensor]:
     """Whose norms have some slack for rounding where they are computed from factors; 256 x 64 numbers."""
-    table = nn.Embedding(256, 64)
-    head = nn.Linear(64, 256, bias=False)
+    table, head = nn.Embedding(256, 64), nn.Linear(64, 256, bias=False)
     head.weight = table.weight
     return nn.Sequential(table, nn.Tanh(), head), torch.randint(256, (1, 32)).expand(count, 32)
 

@@ -76,8 +76,7 @@ def test_a_transformer_is_exact(norm_first, trained) -> None:
     """PyTorch's encoder and decoder with its own layers."""
 
     def forward(m: nn.Module, x: Tensor) -> Tensor:
-        mask = nn.Transformer.generate_square_subsequent_mask(5).to(x)
-        h = m.inner(x)
+        mask, h = nn.Transformer.generate_square_subsequent_mask(5).to(x), m.inner(x)
         h = m.decoder(h.flip(1), m.encoder(h, mask, is_causal=True), tgt_mask=mask)
         return m.head(h).tanh().sum((1, 2))
 

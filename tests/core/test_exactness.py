@@ -87,8 +87,7 @@ def test_fixed_rate_equals_the_base_optimizer_on_private_gradients_bit_for_bit(b
     model = make_model()
     twin = copy.deepcopy(model)
     optimizer = by_hand(model, BASES[base](model), preset="fixed", clipping=AutomaticClipping(), **privacy)
-    rates = [group["lr"] for group in optimizer.param_groups]
-    batches = make_batches(SIZES)
+    rates, batches = [group["lr"] for group in optimizer.param_groups], make_batches(SIZES)
     run = twin_of(twin, BASES[base](twin), optimizer, batches, eta=rates[0])
     for batch, expected in zip(batches, run, strict=True):
         assert optimizer.step(cross_entropy(model), batch).to_dict() == {"step": optimizer.ledger.steps - 1, **expected}
@@ -159,8 +158,7 @@ def test_a_step_draws_from_its_own_key_and_gives_the_callers_random_numbers_back
     for seed, settings in ((3, {"preset": "fixed"}), (4, {"preset": "fixed"}), (3, {"preset": "paper", "interval": 1})):
         model = make_model(dropout=0.5)
         private = {"target_epsilon": 3.0} | settings
-        optimizer = by_hand(model, max_physical_batch_size=pieces, **private)
-        drawn = []
+        optimizer, drawn = by_hand(model, max_physical_batch_size=pieces, **private), []
         for sizes in ((), (8, 0, 7)):
             for seed_all in (torch.manual_seed, np.random.seed, random.seed):
                 seed_all(seed)

@@ -197,8 +197,7 @@ def test_one_long_record_is_not_told_by_the_trainer(trainer, tmp_path, monkeypat
 
     monkeypatch.setattr(handler, "call_event", watched)
     for length in (8, 400):
-        folder = tmp_path / str(length)
-        given = {"train_dataset": texts(16, length), "eval_dataset": None}
+        folder, given = tmp_path / str(length), {"train_dataset": texts(16, length), "eval_dataset": None}
         seen.clear()
         arguments = {"per_device_train_batch_size": 16, "output_dir": str(folder), "save_strategy": "epoch"}
         run = trainer({"preset": "fixed"}, given=given, **arguments)

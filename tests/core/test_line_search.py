@@ -10,8 +10,7 @@ from hyfreedp import line_search
 from hyfreedp.curvefit import QuadraticFit
 from hyfreedp.schedule import decay_factor
 
-values = st.floats(-1e3, 1e3)
-rates = st.floats(1e-6, 10)
+values, rates = st.floats(-1e3, 1e3), st.floats(1e-6, 10)
 
 
 @given(values.filter(lambda b: abs(b) > 1e-3), values.filter(lambda a: abs(a) > 1e-3), rates)

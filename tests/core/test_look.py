@@ -185,8 +185,7 @@ def test_a_model_whose_norms_tell_that_it_was_trained_starts_lower():
 def test_epsilon_agrees_with_dp_accounting(looking):
     """The gradient and the look of a step, sensitivities 1 and the root of 10, composed on one subsampled batch."""
     split = calibrate_noise(**PLAN, vote_steps=looking, accountant="rdp")
-    plain = PoissonSampledDpEvent(0.1, GaussianDpEvent(split.sigma_gradient))
-    composed = RdpAccountant()
+    plain, composed = PoissonSampledDpEvent(0.1, GaussianDpEvent(split.sigma_gradient)), RdpAccountant()
     if len(looking) < 20:
         composed.compose(SelfComposedDpEvent(plain, 20 - len(looking)))
     votes = GaussianDpEvent(split.sigma_loss / math.sqrt(10))
@@ -327,8 +326,7 @@ def test_a_run_may_be_evaluated_at_its_average_before_it_ends():
     """As if the t-th weights had been drawn t^8 times, nearly; and training goes on as if nobody had looked."""
     ends = []
     for asks in (False, True):
-        model, optimizer = start(seed=4, data=make_data(400), batch_size=100, **NOISY)
-        path = []
+        (model, optimizer), path = start(seed=4, data=make_data(400), batch_size=100, **NOISY), []
         for batch in make_batches([100] * STEPS):
             optimizer.step(cross_entropy(model), batch)
             path.append(flat(model))

@@ -197,8 +197,7 @@ def example_of(loss: Loss, model: nn.Module | None = None) -> Example:
 
 def pieces_of(example: Example) -> int:
     """How many groups of records are mapped one after the other."""
-    partition = Partition.of(example.batch)
-    engine = GradientEngine(example.model, AutomaticClipping())
+    partition, engine = Partition.of(example.batch), GradientEngine(example.model, AutomaticClipping())
     engine.clipped_sums(lambda batch: example.loss(example.model, *batch), partition)
     return len(partition.pieces)
 

@@ -44,8 +44,7 @@ def drawn(steps, owners=IDS, seed=0, **settings):
     "owners", [IDS, torch.tensor(IDS), np.array([f"person {i}" for i in IDS]), [2**70 - i for i in IDS]]
 )
 def test_a_sample_is_all_that_an_owner_has(owners):
-    whole = [[row for row in range(40) if IDS[row] == owner] for owner in range(10)]
-    batches = drawn(20, owners)
+    whole, batches = [[row for row in range(40) if IDS[row] == owner] for owner in range(10)], drawn(20, owners)
     assert all(sample in whole for batch in batches for sample in batch)
     assert batches == drawn(20) and batches != drawn(20, seed=1)
 

@@ -64,8 +64,7 @@ def released_votes(records):
 def test_the_worst_record_moves_a_probe_by_what_the_accountant_counts(probe, release, width):
     """By all of it: a smaller sensitivity would be unsafe, a larger one a waste. Of a look, the worst in each order."""
     some = LOSSES if width == 3 else (0.0, math.nan)
-    ordered = [tuple(range(width)), tuple(range(width, 0, -1))]
-    moves = []
+    ordered, moves = [tuple(range(width)), tuple(range(width, 0, -1))], []
     for others in ([], [tuple(itertools.islice(itertools.cycle((math.inf, 0.0, 0.25)), width))]):
         before = release(others)
         for record in [*itertools.product(some, repeat=width), *ordered]:

@@ -90,8 +90,7 @@ def augmented(seed, workers=0):
     """The batches of a run on records that every generator moves."""
     publicly_seeded()
     data = Made(40, lambda index: (torch.cat([draw() for draw in DRAWS.values()]), index % 2))
-    model = nn.Linear(9, 2).double()
-    loader = DataLoader(data, batch_size=8, num_workers=workers)
+    model, loader = nn.Linear(9, 2).double(), DataLoader(data, batch_size=8, num_workers=workers)
     _, optimizer, loader = make_private(model, sgd(model), loader=loader, seed=seed, preset="fixed", steps=2)
     seen = []
     train(optimizer, loader, after=lambda batch: seen.extend(group.tensors[0][:, 0] for group in groups_of(batch)))

@@ -109,8 +109,7 @@ def test_the_engines_checkpoint_resumes_bitwise_through_a_file(tmp_path):
 
 
 def test_a_save_that_is_interrupted_or_could_not_be_loaded_leaves_the_checkpoint_before(tmp_path, monkeypatch):
-    path, engine = tmp_path / "run.pt", PrivacyEngine()
-    model, optimizer, loader = start("fixed")
+    path, engine, (model, optimizer, loader) = tmp_path / "run.pt", PrivacyEngine(), start("fixed")
     own = {"path": path, "module": model, "optimizer": optimizer}
     engine.save_checkpoint(**own)
     before = path.read_bytes()
@@ -145,8 +144,7 @@ def test_a_state_that_cannot_be_loaded_to_its_end_changes_nothing():
 
 def test_what_is_no_checkpoint_of_the_run_is_refused(tmp_path):
     """Other files, files of Opacus's form, files that would run code; other models."""
-    path, engine = tmp_path / "run.pt", PrivacyEngine()
-    model, optimizer, _ = start("fixed")
+    path, engine, (model, optimizer, _) = tmp_path / "run.pt", PrivacyEngine(), start("fixed")
     own, plain = {"path": path, "module": model, "optimizer": optimizer}, torch.nn.Linear(2, 2)
     for content, message in (
         ({"optimizer_state_dict": sgd_momentum(model).state_dict()}, "it holds no state"),

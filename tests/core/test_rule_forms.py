@@ -59,8 +59,7 @@ def group_norm(pick, tokens):
 def convolution(pick, tokens):
     form, groups, stride = FORMS[pick("batch", "no batch", "rows")], pick(1, 2), pick(1, 2)
     if pick(True, False):
-        parts = {"weight": parameter(6, 4 // groups, 2), "bias": parameter(4)}
-        more = pick(0, stride - 1)
+        parts, more = {"weight": parameter(6, 4 // groups, 2), "bias": parameter(4)}, pick(0, stride - 1)
         return lambda m, x: F.conv_transpose1d(form(x.mT), m.weight, m.bias, stride, 0, more, groups), parts
     padding = pick(1, "same") if stride == 1 else 1
     parts = {"weight": parameter(4, 6 // groups, 3), "bias": parameter(4)}

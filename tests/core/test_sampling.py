@@ -31,8 +31,7 @@ def make_sampler(**changes):
 @pytest.fixture(scope="module")
 def memberships():
     """Which of 50 records were in which of 4,000 batches, at rate 0.1."""
-    sampler = make_sampler()
-    drawn = np.zeros((4000, 50), dtype=bool)
+    sampler, drawn = make_sampler(), np.zeros((4000, 50), dtype=bool)
     for step, row in enumerate(drawn):
         row[sampler.batch(step)] = True
     return drawn
@@ -59,8 +58,7 @@ def test_batch_sizes_are_binomial(memberships):
 
 def test_inclusion_is_independent_across_steps_and_records(memberships):
     """Shuffled epochs would be negatively correlated over the steps, fixed-size batches over the records."""
-    centred = (memberships - 0.1) / np.sqrt(0.1 * 0.9)
-    limit = stats.norm.isf(FALSE_ALARM / 2)
+    centred, limit = (memberships - 0.1) / np.sqrt(0.1 * 0.9), stats.norm.isf(FALSE_ALARM / 2)
     for lag in (1, 2, 10):
         products = centred[lag:] * centred[:-lag]
         assert abs(products.sum()) / np.sqrt(products.size) < limit

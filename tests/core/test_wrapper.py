@@ -13,8 +13,7 @@ from torch.optim import lr_scheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from twins import BASES, by_hand, cross_entropy, flat, make_batches, make_model, refused, steps
 
-PRIVATE = {"target_epsilon": 3.0}
-SIZES = (8, 5, 0, 9, 8, 7)
+PRIVATE, SIZES = {"target_epsilon": 3.0}, (8, 5, 0, 9, 8, 7)
 SCHEDULERS = {
     "steps": lambda base: lr_scheduler.StepLR(base, step_size=2, gamma=0.1),
     "warm-up": lambda base: lr_scheduler.LambdaLR(base, lambda t: min(1.0, (t + 1) / 3)),
@@ -33,8 +32,7 @@ def plain_loop(base, schedule, *, expected=8):
     """torch alone: the sum of losses over the expected batch size, by whatever rates the scheduler sets."""
     model = make_model()
     optimizer = BASES[base](model)
-    scheduler = schedule(optimizer)
-    rates = []
+    scheduler, rates = schedule(optimizer), []
     for batch in make_batches(SIZES):
         rates.append([group["lr"] for group in optimizer.param_groups])
         optimizer.zero_grad()

@@ -72,8 +72,7 @@ def test_the_paired_difference_and_its_interval_are_over_data_sets():
     effect, budget = {"cifar10": 0.01, "gtsrb": 0.02, "svhn": 0.06}, {1.0: -0.01, 3.0: 0.0, 8.0: 0.02, math.inf: -0.01}
     rows = made(Scale(learners, seeds=2), lambda row, epsilon, seed: 0.5 + seed / 100)
     rows.loc[rows.row == "reference", "accuracy"] += rows.task.map(effect) + rows.epsilon.map(budget)
-    found = tables.paired(rows, "reference")
-    values = 100 * np.array(list(effect.values()))
+    found, values = tables.paired(rows, "reference"), 100 * np.array(list(effect.values()))
     assert found["mean"] == pytest.approx(3.0) and len(found["by_place"]) == 12 and found["pairs"] == 24
     half = stats.t.ppf(0.975, 2) * values.std(ddof=1) / math.sqrt(3)
     assert (found["low"], found["high"]) == (pytest.approx(3.0 - half), pytest.approx(3.0 + half))

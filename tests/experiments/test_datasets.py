@@ -100,8 +100,7 @@ def gtsrb_copy(names, labels, pixels):
 
 
 def test_the_jpeg_copy_is_decoded_once_in_a_fixed_random_order(cifar, monkeypatch):
-    arrays = images("cifar10")
-    order = shuffled_by_group(np.arange(30))
+    arrays, order = images("cifar10"), shuffled_by_group(np.arange(30))
     assert order.tolist() != list(range(30))
     x, y = arrays.train
     assert x.dtype == torch.uint8 and x.shape == (30, 3, 32, 32) and y.dtype == torch.int64

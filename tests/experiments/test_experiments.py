@@ -92,8 +92,7 @@ def test_scores_are_the_share_of_correct_predictions_and_the_mean_loss():
     train, _ = TASKS["digits"].datasets("test")
     x, y = train.tensors
     model = torch.nn.Sequential(torch.nn.Linear(64, 10), torch.nn.Dropout(0.5)).train()
-    logits = model[0](x)
-    scores = evaluate(model, train)
+    logits, scores = model[0](x), evaluate(model, train)
     assert scores.accuracy == pytest.approx((logits.argmax(1) == y).float().mean().item()) and model.training
     surprise = -logits.log_softmax(dim=1)[torch.arange(len(y)), y]
     assert scores.loss == pytest.approx(surprise.mean().item())

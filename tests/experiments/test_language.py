@@ -52,8 +52,7 @@ def test_a_records_loss_is_the_mean_over_its_own_targets(small, name, model):
 
 def test_scores_count_every_target_token_once_whatever_the_pieces(small, monkeypatch):
     task = small["restaurants"]
-    network = task.model(0, "gpt2_tiny")
-    data = task.datasets("test", "gpt2_tiny")[1]
+    network, data = task.model(0, "gpt2_tiny"), task.datasets("test", "gpt2_tiny")[1]
     right, loss, count = 0, 0.0, 0
     for tokens, labels in zip(*data.tensors, strict=True):
         targets = (labels != IGNORED).nonzero().flatten()

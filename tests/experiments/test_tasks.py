@@ -52,8 +52,7 @@ def test_each_tuning_trains_its_parameters_and_the_head():
     full, bitfit, lora = (
         make_model("vit8_d64_p4", tuning, features=64, classes=10, seed=0) for tuning in ("full", "bitfit", "lora")
     )
-    everything = {name for name, _ in full.named_parameters()}
-    the_head = {"vit.head.weight", "vit.head.bias"}
+    everything, the_head = {name for name, _ in full.named_parameters()}, {"vit.head.weight", "vit.head.bias"}
     assert _trainable(full) == everything
     assert _trainable(bitfit) == {name for name in everything if name.endswith(".bias")} | the_head
     places = itertools.product(range(3), ("qkv", "proj"), "AB")

@@ -16,8 +16,7 @@ from hyfreedp.experiments.data.encoding import IGNORED, encode, encode_prompts, 
 from hyfreedp.experiments.data.texts import Pair, checksum_of, documents_from, e2e
 from hyfreedp.experiments.store.paths import CHECKPOINTS
 
-COMMITTED = CHECKPOINTS / "sentences.tokenizer.json"
-OURS = own_tokenizer()
+COMMITTED, OURS = CHECKPOINTS / "sentences.tokenizer.json", own_tokenizer()
 
 
 def bare(**special):
@@ -100,8 +99,7 @@ def test_pairs_and_prompts_as_a_slow_twin_makes_them(tool, separator, padding):
     records = [*pairs("private", 40, seed=0), Pair("name[Ü]", "€"), Pair("", "a <eos> b")]
     tokens, labels = encode(tool, records, 256)
     ids, mask = encode_prompts(tool, [pair.meaning for pair in records])
-    one = OURS.backend_tokenizer.encode
-    rows = []
+    one, rows = OURS.backend_tokenizer.encode, []
     for pair in records:
         prompt, target = [*one(pair.meaning).ids, separator], [*tool(pair.reference)["input_ids"], 2]
         rows.append((prompt, target))

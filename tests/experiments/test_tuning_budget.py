@@ -32,8 +32,7 @@ def test_random_search_agrees_with_dp_accounting(shape, mean):
     orders = [order for order in ORDERS if float(order).is_integer()]  # where its RDP is exact, as ours is
     accountant = RdpAccountant(orders)
     accountant.compose(dp_event.RepeatAndSelectDpEvent(run, mean, shape))
-    theirs = dict(zip(orders, accountant._rdp, strict=True))
-    single = RdpAccountant(orders)
+    theirs, single = dict(zip(orders, accountant._rdp, strict=True)), RdpAccountant(orders)
     single.compose(run)
     ours = tuning_budget.repeated_rdp(orders, single._rdp, mean=mean, shape=shape)
     if math.isfinite(shape):
