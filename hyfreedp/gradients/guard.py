@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from hyfreedp.checks import listed
@@ -30,6 +31,8 @@ class unchanged(AbstractContextManager[None]):
 
     def __init__(self, module: nn.Module, *, by_value: bool = False) -> None:
         torch.clear_autocast_cache()
+        groups: Any = dist.distributed_c10d._world.pg_map  # of processes
+        self._messages = [(group, group._get_sequence_number_for_group()) for group in groups]
         layers = list(module.modules())
         parameters, buffers = _tensors(layers, "_parameters"), _tensors(layers, "_buffers")
         self._module, self._published = module, buffers | parameters
@@ -46,6 +49,11 @@ class unchanged(AbstractContextManager[None]):
 
     def __exit__(self, kind: Any, *_: Any) -> None:
         changed = self._restore()
+        if kind is None and any(group._get_sequence_number_for_group() != sent for group, sent in self._messages):
+            raise Refused(
+                "the loss (or weight) of a record met other processes, which hold other records, as by all_reduce: "
+                "leave that out, since gradients are added up over all processes anyway"
+            )
         if changed and kind is None:
             paths = {layer: path for path, layer in self._module.named_modules()}
             names = [repr(f"{paths.get(layer, '?')}.{name}".lstrip(".")) for layer, name in changed]

@@ -181,6 +181,23 @@ def test_processes_with_different_sums_are_refused_before_the_release(two):
     assert two.run(other_sums) == [None, None]
 
 
+def meets(rank):
+    """As where a loss is divided by the tokens of all processes."""
+    model, optimizer, loader = start(rank, target_epsilon=3.0, batch_size=30)
+
+    def loss(record):
+        dist.all_reduce(size := record[0].abs().sum())
+        return cross_entropy(model)((record[0] / size, record[1]))
+
+    with refused(optimizer, "met other processes, which hold other records, as by all_reduce: leave that out"):
+        twins.train(optimizer, loader, loss)
+
+
+def test_a_loss_that_meets_other_processes_is_refused(two):
+    """A record reached one of the other process: 0.9 clips, and more by its signs."""
+    assert two.run(meets) == [None, None]
+
+
 @pytest.mark.parametrize("size", [1, 2, 3, 7])
 def test_shards_make_up_the_batch_of_one_process(size):
     """Disjoint, of equal size but for one record, each record always on the same process; their union is Poisson."""
