@@ -289,7 +289,7 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
     def _describe(self) -> dict[str, str]:
         """Settings that must be equal in a loaded state, beside the noise split."""
         return {
-            "number of records": str(self.sampler.num_records),
+            f"number of {self.sampler.unit}s": str(self.sampler.num_records),
             "batches": "the sampler's" if self._sampled else "any, without guarantee",
             "expected batch size": repr(self.expected_batch_size),
             "clipping": repr(self.gradient_engine.clipping),
