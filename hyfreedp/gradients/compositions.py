@@ -5,7 +5,6 @@ Without these functorch would map them by a loop over the samples, which is slow
 
 from collections.abc import Callable
 from functools import partial
-from types import FunctionType
 from typing import Any
 
 import torch
@@ -13,17 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hyfreedp.gradients.functorch import is_wrapped
+from hyfreedp.gradients.isolation import inlined
 from hyfreedp.gradients.mapped import composed
 from hyfreedp.gradients.per_sample import widened
 from hyfreedp.gradients.pieces import Unmappable
 from hyfreedp.pytorch.devices import without_autocast
-
-
-def inlined(function: Any, **replaced: Any) -> Any:
-    """A Python function of torch, such that a pass intercepts each of its operations; some may be ``replaced``."""
-    checks = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
-    names = function.__globals__ | dict.fromkeys(checks, lambda *tensors: False) | replaced
-    return FunctionType(function.__code__, names, function.__name__, function.__defaults__)
 
 
 def _bilinear(input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
@@ -83,9 +76,9 @@ def _triplet_margin_loss(anchor: Any, positive: Any, negative: Any, *options: An
     margin, p, eps, swap, reduction = options
     if not anchor.dim() == positive.dim() == negative.dim():
         return NotImplemented
-    near, far = F.pairwise_distance(anchor, positive, p, eps), F.pairwise_distance(anchor, negative, p, eps)
+    near, far = torch.pairwise_distance(anchor, positive, p, eps), torch.pairwise_distance(anchor, negative, p, eps)
     if swap:
-        far = far.minimum(F.pairwise_distance(positive, negative, p, eps))
+        far = far.minimum(torch.pairwise_distance(positive, negative, p, eps))
     return _reduced((margin + near - far).clamp_min(0), reduction)
 
 

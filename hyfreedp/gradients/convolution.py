@@ -3,21 +3,19 @@
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.grad import conv1d_weight, conv2d_weight, conv3d_weight
 
 from hyfreedp.gradients.mapped import Pass, rule
 from hyfreedp.gradients.per_sample import Instantiated, OuterProducts, keeps_factors, sum_to
-from hyfreedp.gradients.rules import samples_if_trained
+from hyfreedp.gradients.rules import NN, samples_if_trained
 from hyfreedp.pytorch.devices import exact_convolutions
 
 Each = tuple[int, ...]  # one number per spatial dimension
-_pad: Any = torch._C._nn.pad  # type: ignore[attr-defined]  # F.pad may have been replaced
-_TRANSPOSED = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
+_TRANSPOSED = (torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d)
 
 
-@rule(F.conv1d, F.conv2d, F.conv3d, *_TRANSPOSED)
+@rule(torch.conv1d, torch.conv2d, torch.conv3d, *_TRANSPOSED)
 def _convolution(
     one_pass: Pass, func: Any, input: Tensor, weight: Any, bias: Any = None, *args: Any, **named: Any
 ) -> Any:
@@ -34,7 +32,7 @@ def _convolution(
     stride, dilation = (_each(sizes.get(name, 1), dims) for name in ("stride", "dilation"))
     if padding == "same":  # the larger half of an odd total is at the end
         totals = [d * (k - 1) for d, k in zip(dilation, weight.shape[2:], strict=True)]
-        x = _pad(x, [side for total in reversed(totals) for side in (total // 2, total - total // 2)])
+        x = NN.pad(x, [side for total in reversed(totals) for side in (total // 2, total - total // 2)])
     padding = _each(0 if isinstance(padding, str) else padding, dims)
     output_padding = _each(sizes.get("output_padding", 0), dims)
     if any(extra >= step for extra, step in zip(output_padding, stride, strict=True)):
@@ -71,7 +69,7 @@ def _weight_gradients(
 
     def patches(x: Tensor) -> Tensor:
         """The patch of the input at each of T output positions, (B, R T, C * kernel)."""
-        x = _pad(x, [side for each in reversed(padding) for side in (each, each)])
+        x = NN.pad(x, [side for each in reversed(padding) for side in (each, each)])
         for i in range(n):  # dimension 3 + i becomes the positions of a window, which is a new last dimension
             x = x.unfold(3 + i, dilation[i] * (kernel[i] - 1) + 1, stride[i])[..., :: dilation[i]]
         positions, windows = range(3, 3 + n), range(3 + n, 3 + 2 * n)

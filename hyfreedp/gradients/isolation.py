@@ -3,12 +3,13 @@
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from types import SimpleNamespace
+from types import FunctionType, SimpleNamespace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, handle_torch_function
 from torch.utils._pytree import tree_map
 
 from hyfreedp.errors import Refused
@@ -19,13 +20,28 @@ from hyfreedp.gradients.pieces import Decisions
 _seed = torch.default_generator.initial_seed  # a function: the current seed of torch's random numbers
 
 
+def inlined(function: Any, **others: Any) -> Any:
+    """A Python function of torch, such that a mode meets its operations, or ``others`` that take their place."""
+    checks = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
+    names = vars(F) | dict.fromkeys(checks, lambda *tensors: False) | others
+    return FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
+
+
+def replaced(func: Any) -> Any:
+    """For a mode: torch's own function, which tells it that it is ``func``, by which a library replaced it; or None."""
+    teller = sys._getframe(2)
+    own: Any = teller.f_back if teller.f_code is handle_torch_function.__code__ else None
+    if own is None or own.f_globals is not vars(F) or own.f_code is getattr(func, "__code__", None):
+        return None
+    return inlined(FunctionType(own.f_code, vars(F)))
+
+
 class Isolated(TorchFunctionMode):
     """Refuses what a loss must not do, for samples mapped together or one alone; ``decisions`` are their answers."""
 
     def __init__(self, decisions: Decisions) -> None:
         super().__init__()
-        self.decisions = decisions
-        self._mark, self._seed = object(), _seed()
+        self.decisions, self._mark, self._seed = decisions, object(), _seed()
 
     def mark(self, t: Any) -> Any:
         """Mark a tensor as one of these samples; returns it."""
@@ -86,6 +102,9 @@ class SingleSample(Isolated):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
+        if (own := replaced(func)) is not None:
+            with self:
+                return own(*args, **kwargs)
         self.check_random_numbers(*args, *kwargs.values())
         args = self.with_sizes(func, args)
         tensors = tensors_in(*args, *kwargs.values())

@@ -27,7 +27,7 @@ from torch.utils._pytree import tree_map
 from hyfreedp.errors import Refused
 from hyfreedp.gradients import functorch, operations
 from hyfreedp.gradients.functorch import Level, is_wrapped
-from hyfreedp.gradients.isolation import Isolated
+from hyfreedp.gradients.isolation import Isolated, replaced
 from hyfreedp.gradients.per_sample import Instantiated, PerSampleGradients
 from hyfreedp.gradients.pieces import Decisions, Regroup, Unmappable
 from hyfreedp.gradients.tables import add_uses
@@ -174,6 +174,9 @@ class Pass(Isolated):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
         if self.level.is_left or func in operations.METADATA:
             return func(*args, **(kwargs or {}))
+        if (own := replaced(func)) is not None:
+            with self:
+                return own(*args, **(kwargs or {}))
         try:
             if types and any(getattr(f := kind.__torch_function__, "__func__", f) not in _OF_TORCH for kind in types):
                 raise Unmappable(f"a kind of tensor, whose own code would see all samples: {types}")

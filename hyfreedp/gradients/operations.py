@@ -38,7 +38,7 @@ _REACHES_MEMORY |= _named("numpy __array__ __dlpack__ untyped_storage __repr__ _
 _MISMAPPED = set(  # names of functions for which vmap computes wrong results
     "resize_ resize_as_ as_strided as_strided_ as_strided_copy set_ select_scatter linear_cross_entropy "
     "quantize_per_tensor quantize_per_tensor_dynamic quantize_per_channel _is_all_true _is_any_true "
-    "embedding index_fill index_fill_ squeeze_ linalg_lstsq linalg_householder_product orgqr".split()
+    "embedding index_fill index_fill_ squeeze_ addbmm_ linalg_lstsq linalg_householder_product orgqr".split()
 )
 _TORCH_NAMESPACES = ("aten", "prims", "prim", "profiler")
 

@@ -4,13 +4,12 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
 from hyfreedp.gradients.mapped import Pass, composed, rule
 from hyfreedp.gradients.per_sample import Instantiated, products, sum_to
-from hyfreedp.gradients.rules import samples_if_trained
+from hyfreedp.gradients.rules import NN, samples_if_trained
 
 State = tuple[Tensor, ...]  # hidden state (B, H) and, for an LSTM, cell state (B, H)
 
@@ -34,13 +33,13 @@ def unrolled(mode: str, input: Tensor, hx: Any, weights: Any, *settings: Any) ->
             of_input, of_state, *others = weights[index * count :][:count]
             input_bias, state_bias = others[:2] if has_biases else (None, None)
             projection = others[-1] if len(others) % 2 else None
-            inputs = F.linear(x.flip(1) if backwards else x, of_input, input_bias)
+            inputs = NN.linear(x.flip(1) if backwards else x, of_input, input_bias)
             output, *end = recurrence(inputs, of_state, state_bias, projection, mode, *starts[index])
             outputs.append(output.flip(1) if backwards else output)
             ends.append(tuple(end))
         x = torch.cat(outputs, 2)
         if dropout and train and number < num_layers - 1:
-            x = F.dropout(x, dropout)
+            x = torch.dropout(x, dropout, True)
     return x if batch_first else x.transpose(0, 1), *(torch.stack(states) for states in zip(*ends, strict=True))
 
 
@@ -56,11 +55,10 @@ def recurrence(inputs: Tensor, weight: Any, bias: Any, projection: Any, mode: st
 
 def _steps(inputs: Tensor, shifts: Tensor, weight: Tensor, projection: Any, mode: str, state: State) -> State:
     """As :func:`recurrence`, given ``shifts``, the bias for each sample and time step, (B, T, G H)."""
-    constant = shifts if mode == "gru" else inputs + shifts
-    outputs = []
+    constant, outputs = shifts if mode == "gru" else inputs + shifts, []
     for from_input, shift in zip(inputs.unbind(1), constant.unbind(1), strict=True):
         hidden, *cell = _cell(mode, from_input, torch.addmm(shift, state[0], weight.mT), state)
-        state = (hidden if projection is None else F.linear(hidden, projection), *cell)
+        state = (hidden if projection is None else NN.linear(hidden, projection), *cell)
         outputs.append(state[0])
     return torch.stack(outputs, 1), *state
 
@@ -101,7 +99,7 @@ def cell_step(
 ) -> Any:
     """``torch.lstm_cell``, ``gru_cell``, ``rnn_tanh_cell`` or ``rnn_relu_cell``, by linear maps."""
     state = tuple(hx) if mode == "lstm" else (hx,)
-    from_input, from_state = F.linear(x, w_ih, b_ih), F.linear(state[0], w_hh, b_hh)
+    from_input, from_state = NN.linear(x, w_ih, b_ih), NN.linear(state[0], w_hh, b_hh)
     new = _cell(mode, from_input, from_state if mode == "gru" else from_input + from_state, state)
     return new if mode == "lstm" else new[0]
 

@@ -16,6 +16,7 @@ from hyfreedp.gradients.mapped import Pass, rule
 from hyfreedp.gradients.per_sample import Instantiated, products, sum_to, widened
 from hyfreedp.gradients.tables import EmbeddingRows
 
+NN: Any = torch._C._nn  # type: ignore[attr-defined]  # functions of F may be replaced, by code that would see all samples
 _INPUT_ONLY = (True, False, False)  # which gradients a backward function of torch computes: the input's
 
 
@@ -33,10 +34,10 @@ def samples_if_frozen(one_pass: Pass, x: Any, *parameters: Any) -> Tensor | None
     return one_pass.level.samples(x) if frozen and one_pass.level.holds(x) and x.dim() > 0 else None
 
 
-@rule(F.linear)
+@rule(NN.linear)
 def _linear(one_pass: Pass, func: Any, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
     if (x := samples_if_frozen(one_pass, input, weight, bias)) is not None:
-        return one_pass.of_sample(func(x, weight, bias))
+        return one_pass.of_sample(NN.linear(x, weight, bias))
     return _product(one_pass, input, weight, bias, transposed=False)
 
 
@@ -57,8 +58,7 @@ def _product(one_pass: Pass, input: Tensor, weight: Any, bias: Any, *, transpose
         return NotImplemented
 
     def call(x: Tensor) -> Tensor:
-        # F.linear may have been replaced, as by libraries that quantise, with code that would see all samples.
-        return torch._C._nn.linear(x, weight.mT if transposed else weight, bias)  # type: ignore[attr-defined]
+        return NN.linear(x, weight.mT if transposed else weight, bias)
 
     def backward(x: Tensor | None, g: Tensor, wanted: bool) -> Tensor | None:
         if one_pass.is_trained(bias):
@@ -85,7 +85,7 @@ def _embedding(
         rows = g.reshape(len(g), -1, g.shape[-1])
         one_pass.add(weight, EmbeddingRows(ids.reshape(len(g), -1), rows, entries, padding))
 
-    return one_pass.layer(lambda ids: F.embedding(ids, weight), backward, ids)
+    return one_pass.layer(lambda ids: torch.embedding(weight, ids), backward, ids)
 
 
 @rule(F.layer_norm)
@@ -94,7 +94,7 @@ def _layer_norm(
 ) -> Any:
     """Not by copies of its parameters for each sample, which would take passes over all activations."""
     if (x := samples_if_frozen(one_pass, input, weight, bias)) is not None:
-        return one_pass.of_sample(F.layer_norm(x, shape, weight, bias, eps))
+        return one_pass.of_sample(torch.layer_norm(x, shape, weight, bias, eps))
     x = _samples_of_one_type(one_pass, input, weight, bias)
     if x is None or x.dim() < 2 or len(shape) != 1:
         return NotImplemented
@@ -159,8 +159,7 @@ def _batch_norm(one_pass: Pass, func: Any, input: Tensor, mean: Any, var: Any, *
     if named["training"] or x is None or x.dim() < 3:
         return NotImplemented
     scale = (widened(var) + named["eps"]).rsqrt() * (1 if weight is None else weight)
-    shift = (0 if bias is None else bias) - mean * scale
-    ones = [1] * (x.dim() - 3)
+    shift, ones = (0 if bias is None else bias) - mean * scale, [1] * (x.dim() - 3)
     return one_pass.of_sample(torch.addcmul(shift.view(x.shape[2], *ones), x, scale.view(-1, *ones)).to(x.dtype))
 
 
@@ -172,7 +171,7 @@ def _samples_of_one_type(one_pass: Pass, input: Tensor, weight: Any, bias: Any) 
     return samples_if_trained(one_pass, input, weight, bias)
 
 
-@rule(F.scaled_dot_product_attention)
+@rule(NN.scaled_dot_product_attention)
 def _attention(
     one_pass: Pass, func: Any, query: Any, key: Any, value: Any, attn_mask: Any = None, *args: Any, **named: Any
 ) -> Any:
@@ -194,18 +193,19 @@ def _attention(
 def _cross_entropy(one_pass: Pass, func: Any, input: Any, target: Any, weight: Any = None, **named: Any) -> Any:
     """All samples at once: functorch would decompose it in Python, which is slow and takes a second of imports."""
     x, y = one_pass.samples(input), one_pass.samples(target)
-    reduction = named.pop("reduction", "mean")
+    reduction, ignored = named["reduction"], named["ignore_index"]
     if x is not None and y is not None and x.dim() == 2 and y.dim() >= 2:
         raise RuntimeError(f"input of shape {tuple(input.shape)} and target of shape {tuple(target.shape)}")
     if x is None or y is None or x.dim() < 3 or y.is_floating_point() or is_wrapped(weight):
         return NotImplemented
     if one_pass.is_trained(weight) or (named["size_average"], named["reduce"]) != (None, None):  # reduction's old names
         return NotImplemented
-    losses = func(x.flatten(0, 1), y.flatten(0, 1), weight, reduction="none", **named).unflatten(0, x.shape[:2])
+    losses = NN.cross_entropy_loss(x.flatten(0, 1), y.flatten(0, 1), weight, 0, ignored, named["label_smoothing"])
+    losses = losses.unflatten(0, x.shape[:2])
     if reduction != "none":
         losses = losses.flatten(1).sum(1)
     if reduction == "mean":
-        counted = y != named.get("ignore_index", -100)
+        counted = y != ignored
         weights = counted if weight is None else weight[y.where(counted, 0)] * counted
         losses = losses / weights.flatten(1).sum(1)
     return one_pass.of_sample(losses)

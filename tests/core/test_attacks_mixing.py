@@ -5,7 +5,9 @@ good faith is told at the first step.
 """
 
 import copy
+import importlib
 import math
+import sys
 from types import SimpleNamespace
 from unittest.mock import patch
 
@@ -244,6 +246,21 @@ def test_mixing_is_told_at_the_first_step_before_anything_is_released(name):
     optimizer.step(cross_entropy(optimizer.module), batch)
 
 
+@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize("see", [lambda x: x, lambda x: x.data], ids=["mapped", "alone"])
+@pytest.mark.parametrize("name", ["cross_entropy", "softmax"])
+def test_what_a_library_puts_in_the_place_of_a_function_of_torch_is_called_once_for_one_record(name, see, before):
+    """A rule called it for all records, if that was before the import; else torch's own, in a mode, called it again."""
+    model, (x, y), torchs = network(), make_batches([6])[0], getattr(F, name)
+    mixing = lambda *a, **named: torchs(*a, **named) * (1 + a[0].std())  # noqa: E731
+    kept = {key: module for key, module in sys.modules.items() if not (before and key.startswith("hyfreedp"))}
+    with patch.dict(sys.modules, kept, clear=True), patch.object(F, name, mixing):
+        gradients = importlib.import_module("hyfreedp.gradients")
+        loss = lambda b: F.cross_entropy(F.softmax(model(see(b[0])), -1), b[1])  # noqa: E731
+        found = gradients.GradientEngine(model, gradients.AutomaticClipping()).losses(loss, (x, y))
+        torch.testing.assert_close(found, torch.stack([loss((x[i : i + 1], y[i : i + 1])) for i in range(6)]))
+
+
 def test_a_squeeze_is_told_its_remedy():
     """It takes the dimension of a batch of one away, too."""
     optimizer, (x, y) = by_hand(network(nn.Linear(5, 5))), make_batches([16])[0]
@@ -441,8 +458,7 @@ def follows(model, memory, x, y):
 
 def balances(model, memory, x, y):
     """Gradients by what earlier records were, as loss balancers have it: no loss shows it."""
-    outputs = model(x)
-    memory["large"] = memory.get("large", 0) + int(x.max() > 1)
+    outputs, memory["large"] = model(x), memory.get("large", 0) + int(x.max() > 1)
     outputs.register_hook(lambda g: g * (-1) ** memory["large"])
     return cross_entropy(lambda x: outputs)((x, y))
 
