@@ -134,6 +134,7 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
             if math.isnan(eta):  # no rate is known yet, since all gradients so far were zero
                 eta = 0.0
             record = StepRecord(t, eta, None, look)
+            self._run.history.append(record.to_dict())  # at once, so that no interrupt loses it
             if kind == "losses":
                 move = self._base.step_along(gradient, eta)  # line 5
                 try:
@@ -152,9 +153,9 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
             learner.undo()  # reverts a look, unless the step's gradient was released
             raise
         finally:
-            if record is not None:
-                self._run.history.append(record.to_dict())
             self._clear()
+            if record is not None:
+                self._run.history[-1] = record.to_dict()
         return record
 
     def _begin(self, t: int) -> None:

@@ -95,7 +95,7 @@ class StepBatch:
         run, generator, B = self._run, self._of_gradient, self._run.expected_batch_size
         with run.processes.all_or_none():
             clipped, losses, norms = self._engine.clipped_sums(self.loss, self._new_pass(self._checked), self.weights)
-        sums = [clipped[p] for p in parameters]
+            sums = [clipped[p] for p in parameters]
         run.processes.add_up(sums)
         sigma, R = run.ledger.split.gradient_noise_multiplier(self._step), self._engine.sensitivity
         privatize_gradient(sums, sigma, sensitivity=R, expected_batch_size=B, generator=generator)

@@ -39,7 +39,7 @@ class OptimizerWrapper(torch.optim.Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients. A private step leaves none, but loops written for other optimizers call this."""
-        self.base.zero_grad(set_to_none=set_to_none)  # not the clipped sums, since a loss may call this during a step
+        self.base.zero_grad(set_to_none=set_to_none)
 
     def add_param_group(self, param_group: dict[str, Any]) -> NoReturn:
         """RuntimeError: the parameters of a private run are fixed."""
@@ -99,7 +99,7 @@ def run_step_hooks(step: Callable[P, R]) -> Callable[P, R]:
             if _STEPPING.setdefault(process, mine) is not mine:
                 raise RuntimeError(
                     "step was called while a private step of this process is under way, by another thread or by a "
-                    "loss: both would use the same sums and random numbers. Train one after the other, or in processes"
+                    "loss: both would use the same weights and random numbers. Train one after the other, or in processes"
                 )
             result = step(*args, **kwargs)
         finally:

@@ -125,7 +125,7 @@ def test_a_run_cannot_be_copied(duplicate):
 
 
 def test_a_process_makes_one_step_at_a_time():
-    """A second thread, as of a watchdog that tries again, would add to the same sums."""
+    """A second thread, as of a watchdog that tries again, would release this step with the same key."""
     model, optimizer = make(steps=3)
     loss, batch = cross_entropy(model), make_batches([8])[0]
     with pytest.raises(RuntimeError, match="while a private step of this process is under way"):
