@@ -131,10 +131,9 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
             gradient, losses, norms = samples.release_gradient(self._base.parameters)  # lines 2 to 4
             self._note_release(gradient)
             eta = learner.eta * self.plan.rate_factor(t)
-            if math.isnan(eta):  # no rate is known yet, since all gradients so far were zero
-                eta = 0.0
+            eta = 0.0 if math.isnan(eta) else eta  # no rate is known yet if all gradients so far were zero
+            self._run.history.append(StepRecord(t, eta, None, look).to_dict())  # now, so that no interrupt loses it
             record = StepRecord(t, eta, None, look)
-            self._run.history.append(record.to_dict())  # at once, so that no interrupt loses it
             if kind == "losses":
                 move = self._base.step_along(gradient, eta)  # line 5
                 try:

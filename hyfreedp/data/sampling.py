@@ -197,7 +197,7 @@ class PoissonLoader(Unprepared, DataLoader):
     def __iter__(self) -> Any:  # an iterator; torch declares a private type
         iter(self.batch_sampler)  # raises BudgetExhausted after the last step, before any worker starts
         for yielded, batch in super().__iter__():
-            self.batch_sampler.yielded = (*yielded, None if yielded[0] else copied(batch))
+            self.batch_sampler.yielded = (*yielded, None if yielded[0] else map_leaves(copied, batch))
             yield batch
 
 

@@ -99,7 +99,7 @@ def run_step_hooks(step: Callable[P, R]) -> Callable[P, R]:
             if _STEPPING.setdefault(process, mine) is not mine:
                 raise RuntimeError(
                     "step was called while a private step of this process is under way, by another thread or by a "
-                    "loss: both would use the same weights and random numbers. Train one after the other, or in processes"
+                    "loss: both would use the same random numbers. Train one after the other, or in processes"
                 )
             result = step(*args, **kwargs)
         finally:

@@ -171,7 +171,8 @@ def test_loaders_that_cannot_be_poisson_sampled_are_refused(loader, message):
 
 # -- batches of another loader -----------------------------------------------------------------------------------------
 def private_run(**settings):
-    old = DataLoader(make_data(), batch_size=8, shuffle=True)
+    old = DataLoader(data := make_data(), batch_size=8, shuffle=True)
+    data.tensors[0].requires_grad_()  # as features that a model has computed
     settings = {"target_epsilon": 3.0, "preset": "fixed", "steps": 12} | settings
     model, optimizer, loader = make_private(loader=old, **settings)
     return cross_entropy(model), old, optimizer, loader
