@@ -154,12 +154,8 @@ def test_a_record_that_is_not_finite_leaves_the_others_theirs_where_raw_inputs_m
 def test_pieces_of_a_batch_and_its_noise_have_one_sensitivity() -> None:
     """A schedule that counts calls lowered it between two pieces: one record moved the sum by four clips."""
     example, rule = mlp().looped(), SimpleNamespace(sensitivity=1.0)
-
-    def factors(norms: Tensor) -> Tensor:  # from the second piece, a record, on four times as large as the batch allows
-        factors, rule.sensitivity = rule.sensitivity / norms, 4.0
-        return factors
-
-    rule.factors = factors
+    # From the second piece, a record, on they are four times as large as the batch allows.
+    rule.factors = lambda norms: (rule.sensitivity / norms, setattr(rule, "sensitivity", 4.0))[0]
     _, total = example.by_engine(engine := GradientEngine(example.model, rule))
     torch.testing.assert_close(total, example.clipped(AbadiClipping(1e-9))[1] * 1e9)
     assert engine.sensitivity == 1.0 and example.by_engine(engine)[1].norm() > 0 and engine.sensitivity == 4.0
