@@ -4,8 +4,8 @@ Language tasks are in :mod:`hyfreedp.experiments.tasks.language_tasks`, with the
 
 Protocol for images, at every profile: batches of 1,000 for 5 epochs, without augmentation. The paper does not print its
 own. These are the defaults of the authors' public fine-tuning script for the same data sets and models
-(awslabs/fast-differential-privacy, examples/image_classification/CV_TIMM.py). Of 20,000 or 8,000 training images a batch
-has a 50th, as of CIFAR-10's. The two small tasks take 100 steps of 500, seconds on two CPU cores.
+(awslabs/fast-differential-privacy, examples/image_classification/CV_TIMM.py). With 20,000 or 8,000 images a batch has a
+50th of them, as with CIFAR-10. The two small tasks take 100 steps of 500, seconds on two CPU cores.
 """
 
 from __future__ import annotations
