@@ -10,7 +10,7 @@ from typing import Any
 
 from hyfreedp.experiments.book import committed, notebooks, page
 from hyfreedp.experiments.book.batch import plan, reproduce
-from hyfreedp.experiments.runs.cells import read_cell, run_cell
+from hyfreedp.experiments.runs.cells import reader, run_cell
 from hyfreedp.experiments.runs.spec import Spec
 from hyfreedp.experiments.store import archive
 from hyfreedp.experiments.store.files import write_text
@@ -172,7 +172,7 @@ def _run(options: argparse.Namespace) -> int:
         spec = Spec.from_json(text)
     except (OSError, TypeError, ValueError) as error:
         options.error(str(error))
-    told = "" if read_cell(spec, options.cells) is None else "already there: "
+    told = "" if reader(options.cells)(spec) is None else "already there: "
     try:
         record = run_cell(spec, options.cells)
     except OSError as error:  # a full disk, a folder without write permission, missing data

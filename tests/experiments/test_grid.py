@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 
 from hyfreedp.experiments.runs import cells as run
-from hyfreedp.experiments.runs.cells import read_cell, reader, run_cell
+from hyfreedp.experiments.runs.cells import reader, run_cell
 from hyfreedp.experiments.tables import grid
 from hyfreedp.experiments.tables import plan as comparison
 from hyfreedp.experiments.tables.plan import Learner, Scale
@@ -25,7 +25,7 @@ def test_the_written_table_is_that_of_the_records(small, tmp_path, capsys):
     written = pd.read_csv(tmp_path / "results" / "smoke" / comparison.TABLE)
     expected = comparison.table(SCALE, reader(tmp_path / "cells"))
     pd.testing.assert_frame_equal(written[list(expected.columns)], expected, check_dtype=False)
-    record = read_cell(comparison.searches(comparison.entries(SCALE))[0], tmp_path / "cells")
+    record = reader(tmp_path / "cells")(comparison.searches(comparison.entries(SCALE))[0])
     assert set(written.version_torch) == {record["environment"]["torch"]}
     assert capsys.readouterr().out.endswith("2 numbers\n")
     stamps = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "cells").iterdir()}

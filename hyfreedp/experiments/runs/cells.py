@@ -65,21 +65,13 @@ def _tried(spec: Spec, folder: Path) -> tuple[Spec, dict[str, Any] | Exception]:
         return spec, error
 
 
-def read_cell(spec: Spec, folder: Path) -> dict[str, Any] | None:
-    """The record of a finished cell; None if it is not finished."""
-    try:
-        return json.loads((folder / f"{spec.key}.json").read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-
-
 def reader(folder: Path) -> Callable[[Spec], dict[str, Any] | None]:
-    """:func:`read_cell` for this folder, with a cache, since records never change."""
+    """A function from a spec to the record of its finished cell, or None. Records never change, so it keeps them."""
     known: dict[Spec, dict[str, Any]] = {}
 
     def read(spec: Spec) -> dict[str, Any] | None:
-        if spec not in known and (record := read_cell(spec, folder)) is not None:
-            known[spec] = record
+        if spec not in known and (path := folder / f"{spec.key}.json").exists():
+            known[spec] = json.loads(path.read_text(encoding="utf-8"))
         return known.get(spec)
 
     return read

@@ -75,10 +75,7 @@ def unpack(files: dict[str, bytes], cells: Path) -> None:
 
 
 def unpack_committed(profile: str) -> None:
-    """Unpack the committed runs of a profile, so that a notebook does not train them again.
-
-    Does nothing under ``reproduce --fresh``.
-    """
+    """Unpack the committed runs of a profile, so that a notebook does not train them again; not with ``--fresh``."""
     here = workspace()
     if FRESH not in os.environ:
         unpack(read(here.results / profile / NAME), here.cells)

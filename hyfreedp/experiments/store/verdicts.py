@@ -149,7 +149,6 @@ def verdict(name: str, found: Sequence[Verdict], *, parameters: Mapping[str, Any
         parameters=dict(parameters),
         inputs=inputs,
         shows="Verdicts on the claims of this notebook, each with the number that decides.",
-        claim="",
         summary=[f"{_named(one)}: {one.outcome} ({one.number})" for one in found] or ["too little data for a verdict"],
     )
     lines, ours = [], {"ours": " (our claim)"}
