@@ -129,7 +129,9 @@ if whole.low.notna().any():
     ends = [whole["mean"] - whole.low, whole.high - whole["mean"]]
     axis.errorbar(whole["mean"], order, xerr=ends, fmt="k|", capsize=3, label="mean and 95 % interval over data sets")
 by_data_set = pd.DataFrame([points.groupby(level=0, sort=False).mean() for points in whole.by_place])
-for (name, means), style in zip(by_data_set.items(), plots.SERIES[1:], strict=False):
+looks = [*plots.SERIES[1:], plots.SERIES[0]]
+assert len(looks) >= by_data_set.shape[1], "a data set would not be drawn"
+for (name, means), style in zip(by_data_set.items(), looks, strict=False):
     axis.plot(means, order, label=name, **plots.marks(style))
 axis.axvline(0, color="0.3", linewidth=1)
 axis.set_xscale("symlog", linthresh=5)
@@ -223,7 +225,7 @@ if controls:
     looks = {"hue": "name", "style": "name", "markers": {names[one]: style["marker"] for one, style in styles.items()}}
     looks |= {"palette": {names[one]: style["color"] for one, style in styles.items()}, "markersize": 8, "alpha": 0.8}
     grid = sns.relplot(
-        drawn, x="first_rate", y="points", col="place", col_wrap=5, kind="line", height=2.7, aspect=0.85, **looks
+        drawn, x="first_rate", y="points", col="place", col_wrap=4, kind="line", height=2.7, aspect=1.0, **looks
     )
     grid.set(xscale="log", xlabel="first rate", ylabel="points to the search").set_titles("{col_name}")
     grid.refline(y=0, linestyle="-")

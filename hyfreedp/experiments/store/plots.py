@@ -44,6 +44,7 @@ SERIES = [
     *(STYLES[name] for name in ("paper", "best", "reference", "worst")),
     {"color": "#56B4E9", "linestyle": (0, (3, 1)), "marker": "P"},
     STYLES["alternative"],
+    {"color": "#882255", "linestyle": (0, (4, 2)), "marker": "p"},
 ]
 NOISELESS_LOSSES = SERIES[5]  # the paper's method without noise on its losses, a control
 
