@@ -455,7 +455,7 @@ def test_arguments_for_which_lightning_would_advise_automatic_optimization_are_r
 @pytest.mark.parametrize("name", ["DeviceStatsMonitor", "Timer", "StochasticWeightAveraging"])
 def test_callbacks_that_log_time_or_memory_or_change_weights_are_refused(lightning, name):
     kind = getattr(pytest.importorskip("lightning.pytorch.callbacks"), name)
-    module, loader, trainer = lightning(callbacks=[kind(0.1) if "Weight" in name else kind()])
+    module, loader, trainer = lightning(callbacks=[kind(0.1) if "Weight" in name else kind()], logger=True)
     with pytest.raises(ValueError, match=f"callbacks must not have a {name}.* (not private|unseen by validation)"):
         trainer.fit(module, loader)
 
