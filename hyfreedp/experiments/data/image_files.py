@@ -70,12 +70,13 @@ class Copy:
 
 def _download(name: str, folder: Path) -> None:
     """Download the official files of ``name`` to a folder, verify them, and extract archives."""
-    from torchvision.datasets.utils import download_url, extract_archive
+    from torchvision.datasets.utils import download_and_extract_archive, download_url
 
     for file, checksum in _KNOWN[name]["md5"].items():
-        download_url(_KNOWN[name]["address"] + file, folder, md5=checksum)
         if file.endswith(".zip"):
-            extract_archive(str(folder / file))
+            download_and_extract_archive(_KNOWN[name]["address"] + file, folder, md5=checksum)
+        else:
+            download_url(_KNOWN[name]["address"] + file, folder, md5=checksum)
 
 
 def of_torchvision(kind: str, folder: Path, download: bool) -> tuple[Part, Part]:
