@@ -65,12 +65,14 @@ def fit_quadratic(etas: ArrayLike, losses: ArrayLike, noise_std: ArrayLike = 0.0
     scale = np.abs(x).max()
     u = x / scale
     mean = u.mean()
-    linear, square = u - mean, u**2
+    linear = u - mean
+    square = u**2
     tilt = (linear @ square) / (linear @ linear)
     quadratic = square - square.mean() - tilt * linear
 
     # Each coefficient is a dot product of the losses with known weights, so its standard error follows from noise_std.
-    linear_weights, quadratic_weights = linear / (linear @ linear), quadratic / (quadratic @ quadratic)
+    linear_weights = linear / (linear @ linear)
+    quadratic_weights = quadratic / (quadratic @ quadratic)
     slope_weights = (tilt * quadratic_weights - linear_weights) / scale
     curvature_weights = 2 * quadratic_weights / scale**2
     intercept_weights = 1 / x.size - mean * linear_weights - (square.mean() - tilt * mean) * quadratic_weights

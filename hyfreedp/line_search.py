@@ -82,7 +82,8 @@ class LossSearch(RateLearner):
         check_choice("loss_threshold_rule", loss_threshold_rule, LossThresholdRule)
         rules: dict[str, Callable[..., StepDecision]] = {"gen": partial(gen, smoothing=smoothing), "literal": literal}
         self._eta, self.loss_threshold = eta, loss_threshold
-        self._rule, self._threshold_rule = rules[rule], THRESHOLD_RULES[loss_threshold_rule]
+        self._rule = rules[rule]
+        self._threshold_rule = THRESHOLD_RULES[loss_threshold_rule]
         smoothed = f" of smoothing {smoothing!r}" if rule == "gen" else ""
         self._text = f"rule {rule}{smoothed}, thresholds {loss_threshold_rule} in {LOSS_THRESHOLD_RANGE}"
 

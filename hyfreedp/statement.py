@@ -145,7 +145,8 @@ class Statement:
 
     def _rows(self) -> dict[str, str]:
         """The rows of the table: name and value."""
-        split, (delta, *smaller) = self.split, self.deltas
+        split = self.split
+        delta, *smaller = self.deltas
         noised = math.isfinite(split.target_epsilon)
         rows = {
             "Unit of privacy": f"{self.protects}; N = {self.number:,} {self.unit}s",
@@ -161,7 +162,8 @@ class Statement:
                 rows["Target"] = f"epsilon {split.target_epsilon:g}, **not kept** by noise made elsewhere (split=)"
         plan = f"T = {split.steps:,} steps, of which {self.steps:,} are made"
         rows["Plan"] = f"{plan}; {split.probe_steps} with a {_PROBES[split.probe]}" if split.probe_steps else plan
-        rows["Released"] = f"{'noised ' * noised}gradients, probes and looks; so weights and rates of all steps"
+        how = "noised " if noised else ""
+        rows["Released"] = f"{how}gradients, probes and looks; so weights and rates of all steps"
         batch = f"{split.sample_rate * self.number:,.6g} on average"
         poisson = f"Poisson: each {self.unit} with q = {split.sample_rate:.6g}, apart from others and anew each step"
         rows["Sampling as done"] = f"{poisson}; {batch}" if self.sampled else "**batches of the user's own**"

@@ -80,7 +80,8 @@ def _pld_epsilon(releases: tuple[Sampled, ...], delta: float, coarseness: int) -
     each = [(sampled(sigma, q, records), count) for sigma, q, records, count in releases]
     interval = grid(each, coarseness)
     both_directions = [release.distributions(interval) for release, _ in each]
-    counts, removed_and_added = [count for _, count in each], zip(*both_directions, strict=True)
+    counts = [count for _, count in each]
+    removed_and_added = zip(*both_directions, strict=True)
     return max(epsilon_of_sum(list(zip(losses, counts, strict=True)), delta) for losses in removed_and_added)
 
 

@@ -85,7 +85,8 @@ def calibrate_noise(
     )
     if math.isinf(target_epsilon):
         return split
-    split, margin = _with_noise(split), TOLERANCE
+    split = _with_noise(split)
+    margin = TOLERANCE
     while (achieved := epsilon(split)) > target_epsilon:
         # The closed form costs what DP-SGD at sigma does only up to rounding, which matters at a tiny delta.
         sigmas = {name: value * (1 + margin) for name, value in vars(split).items() if name.startswith("sigma")}

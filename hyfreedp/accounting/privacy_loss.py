@@ -152,7 +152,8 @@ def _convolved(
     product of T factors is off by T ``unit`` times the largest product of T - 1 of them. Products below ``NEGLIGIBLE``
     (most of them) are replaced by zero, and added to the error.
     """
-    counts, transforms = [n for _, n in parts], [fft.rfft(np.exp(pld.logs), size) for pld, _ in parts]
+    counts = [n for _, n in parts]
+    transforms = [fft.rfft(np.exp(pld.logs), size) for pld, _ in parts]
     log_bounds = [np.log(np.abs(f) + unit) for f in transforms]  # of the largest |f|
     log_bound = sum(n * bound for n, bound in zip(counts, log_bounds, strict=True))  # of the product
     kept = log_bound > math.log(NEGLIGIBLE)

@@ -21,7 +21,8 @@ def smallest_noise(cost: Callable[[float], float], budget: float, start: float, 
     """
     smallest, largest = math.log(SMALLEST_NOISE), math.log(LARGEST_NOISE)
     low, high = -math.inf, math.inf  # the largest log(noise) known to be too small, the smallest known to be enough
-    x, slope, previous = min(max(math.log(start), smallest), largest), -2.0, None
+    x, slope = min(max(math.log(start), smallest), largest), -2.0
+    previous = None
     while True:
         spent = cost(math.exp(x))  # below, 0 and infinity are clamped: they only say in which direction to go
         excess = -20.0 if spent <= budget * math.exp(-20) else min(math.log(spent) - math.log(budget), 20.0)

@@ -44,7 +44,8 @@ class Decisions:
     """
 
     def __init__(self, path: Path = (), wanted: Tensor | None = None) -> None:
-        self.path, self._answered, self._wanted = path, 0, slice(None) if wanted is None else wanted
+        self.path, self._answered = path, 0
+        self._wanted = slice(None) if wanted is None else wanted
 
     def answer(self, answers: Tensor) -> Tensor:
         """The common answer, shape (...), of the samples' ``answers`` (n, ...) to the next decision.

@@ -74,7 +74,8 @@ def test_arguments_out_of_range_are_refused_by_name_value_and_range(case):
     ],
 )
 def test_an_optimizer_of_other_parameters_or_without_a_rate_is_refused(optimizer, message):
-    refuse((ValueError, TypeError), message, model=(model := make_model()), optimizer=optimizer(model))
+    model = make_model()
+    refuse((ValueError, TypeError), message, model=model, optimizer=optimizer(model))
 
 
 def test_a_frozen_model_is_refused():

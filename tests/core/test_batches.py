@@ -174,7 +174,8 @@ def test_pieces_are_as_many_records_as_the_budget_allows(lengths, budget):
 
 def test_a_size_or_a_function_that_returns_none_is_refused():
     optimizer = by_hand(max_physical_batch_size=3)
-    for optimizer.max_physical_batch_size in (0, lambda record: 0):  # set between steps
+    for size in (0, lambda record: 0):
+        optimizer.max_physical_batch_size = size  # set between steps
         with refused(optimizer, "max_physical_batch_size, or its value, must be an integer of at least 1, got 0"):
             steps(optimizer, [3])
 
