@@ -140,7 +140,7 @@ axis.set_xlabel("points of test accuracy to the best grid search (private places
 axis.set_yticks(order, [ROWS[name].title + ("" if ROWS[name].covered else " *") for name in whole.index])
 axis.invert_yaxis()
 behind = int((whole.high < 0).sum())
-axis.set_title(f"{behind} of {len(whole)} methods are surely behind the best search (data sets: {by_data_set.shape[1]})")
+axis.set_title(f"{behind} of {len(whole)} methods are surely behind the search, over {by_data_set.shape[1]} data sets")
 plots.shared_legend(figure, [axis], ncols=3)
 plots.save(
     figure,
