@@ -31,7 +31,7 @@ class unchanged(AbstractContextManager[None]):
 
     def __init__(self, module: nn.Module, *, by_value: bool = False) -> None:
         torch.clear_autocast_cache()
-        groups: Any = dist.distributed_c10d._world.pg_map  # of processes
+        groups: Any = [group for group in dist.distributed_c10d._world.pg_map if group.size() > 1]  # of processes
         self._messages = [(group, group._get_sequence_number_for_group()) for group in groups]
         layers = list(module.modules())
         parameters, buffers = _tensors(layers, "_parameters"), _tensors(layers, "_buffers")
