@@ -18,7 +18,7 @@ from hyfreedp.experiments.store.provenance import with_versions
 from hyfreedp.experiments.store.verdicts import COMPARABLE, Verdict, by_data_sets, over_data_sets
 from hyfreedp.experiments.tables import small_tasks
 from hyfreedp.experiments.tables.image_classification import CLOSE, highest_rate
-from hyfreedp.experiments.tables.plan import LEARNER, SCALES
+from hyfreedp.experiments.tables.plan import NUMBER, SCALES
 from hyfreedp.experiments.tables.plan import TABLE as TABLE_OF_06
 
 PROFILE_TASKS = {"smoke": ("digits",), "laptop": ("digits",), "gpu": ("gtsrb", "cifar10"), "paper": ("svhn", "gtsrb")}
@@ -127,20 +127,20 @@ VALUES = ("loss_threshold", "eta", "private_loss", "test_loss", "test_accuracy")
 EVERY = 5  # one of so many steps is recorded, and all steps with an evaluation
 
 
-def record(cells: Path, table: Path, *, jobs: int, seeds: int = 2) -> pd.DataFrame:
+def record(cells: Path, table: Path, *, jobs: int) -> pd.DataFrame:
     """Train what is missing; write and return one row per run and recorded step, with versions and hardware.
 
     The runs are of the first learner of profile desktop (CIFAR-10, all parameters trained) at epsilon 8. The tuned rate
     is what the extended search of notebook 06 has chosen there.
     """
     learner, rows = SCALES["desktop"].learners[0], pd.read_csv(table.with_name(TABLE_OF_06))
-    place = [*LEARNER[:3], "epsilon", "row", "seed"]
-    tuned = rows.set_index(place).learning_rate[learner.task, learner.model, learner.tuning, 8.0, "grid_extended", 0]
+    wanted = learner.task, learner.model, learner.tuning, 8.0, "grid_extended", 0
+    tuned = rows.set_index(NUMBER).learning_rate[wanted]
     base = Spec(**asdict(learner), method="paper", epsilon=8.0, learning_rate=STARTS[0])
     lines = {f"HyFreeDP, paper, K = {k}": replace(base, interval=k) for k in INTERVALS}
     lines["preset robust (ours)"] = replace(base, method="robust")
     lines["tuned by hand"] = replace(base, method="constant", learning_rate=tuned)
-    chosen = [(name, one) for name, spec in lines.items() for one in with_seeds(spec, seeds)]
+    chosen = [(name, one) for name, spec in lines.items() for one in with_seeds(spec, 2)]
     run_cells([spec for _, spec in chosen], cells, jobs=jobs, description="dynamics")
     frames = []
     for name, spec in chosen:
