@@ -16,7 +16,7 @@ from transformers import ProgressCallback, Trainer, TrainingArguments
 from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 from transformers.trainer_utils import TrainOutput
 
-from hyfreedp import PRESETS, PrivacyEngine
+from hyfreedp import PRESETS, HyFreeDPOptimizer, PrivacyEngine
 from hyfreedp.checks import check_arguments, check_type
 from hyfreedp.data.batches import Records
 from hyfreedp.integrations.closure import ClosureOptimizer, epsilon_is_due, warn_of_log
@@ -107,7 +107,7 @@ class PrivateTrainer(Trainer):
         _check_arguments(self.args, refused)  # again: transformers sets some from others
         self.args.ignore_data_skip = True  # the sampler resumes at its own position
         self.loss, self.privacy, self.weights, self.engine = loss, privacy, weights, engine or PrivacyEngine()
-        self.private: Any = None
+        self.private: HyFreeDPOptimizer = None  # type: ignore[assignment]  # before training
         self._ignored: dict[str, None] = {}
         self._loader: DataLoader
         if not self.args.disable_tqdm:
