@@ -94,7 +94,8 @@ def scored(scale: Scale, profile: str, cells: Path, *, train: bool = True, jobs:
     # If the same run is committed with a METEOR, its committed scores are taken: Java may be missing here.
     before, run = pd.read_csv(committed), [*NUMBER, "key"]
     same = rows.merge(before.dropna(subset="METEOR")[run], on=run, how="left", indicator=True)._merge == "both"
-    return plan.filled(rows[NUMBER].join(rows.drop(columns=NUMBER)[~same]), before)
+    always = [*NUMBER, "runs"]
+    return plan.filled(rows[always].join(rows.drop(columns=always)[~same]), before)
 
 
 def record(cells: Path, results: Path, *, train: bool, jobs: int = 1) -> str:
@@ -104,8 +105,7 @@ def record(cells: Path, results: Path, *, train: bool, jobs: int = 1) -> str:
     archive.unpack(before, cells)
     rows = scored(scale, "desktop", cells, train=train, jobs=jobs)
     specs = [*searches(entries(scale)), *finals(entries(scale), reader(cells))]
-    records = {Path(name).stem: json.loads(found) for name, found in before.items() if name.endswith(".json")}
-    spec_of = {key: found.get("spec", {}) for key, found in records.items()}
+    spec_of = {Path(name).stem: json.loads(before[name]).get("spec", {}) for name in before if name.endswith(".json")}
     others = {key for key, of in spec_of.items() if of.get("task") != "e2e" or of["evaluation"] == "validation"}
     kept = archive.pack(cells, runs, {spec.key for spec in specs} | set(rows.key) | others)
     write_csv(path, rows)
