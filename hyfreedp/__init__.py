@@ -1,4 +1,4 @@
-"""Differentially private training that needs no learning rate (HyFreeDP)."""
+"""Differentially private training that needs no learning rate: HyFreeDP, and a rule of this package's own."""
 
 from hyfreedp.accounting import NoiseSplit, calibrate_noise, epsilon
 from hyfreedp.auditing import Audit, audit
