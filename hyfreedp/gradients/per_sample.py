@@ -126,7 +126,7 @@ class OuterProducts(PerSampleGradients):
         return OuterProducts(self.left[samples], self._source[samples], self._right_of)
 
     def cheaper(self, memory: float) -> "OuterProducts | Instantiated":
-        p, d = self.left.shape[2], self.right.shape[2]
+        p, d = self.left.shape[2], self._right_of(self._source[:1]).shape[2]  # one sample, since all may take long
         fits = p * d * max(4, self.left.element_size()) <= memory
         return self if keeps_factors(self.left.shape[1], p, d, fits) else Instantiated(self.instantiate())
 
