@@ -70,15 +70,15 @@ def test_a_floor_takes_the_votes_of_solved_records_away_and_leaves_those_of_othe
             assert given == pytest.approx([vote], abs=1e-6)
 
 
-@pytest.mark.parametrize("share", [0.5, 0.6, 0.8, 0.9])
-def test_what_a_majority_adds_is_as_small_as_the_move(share):
-    """As docs/step_rule.md has it: from its best head, by a shift of logits. Signs would add 2 share - 1."""
-    shares = torch.tensor([share, 1 - share], dtype=torch.float64)
-    a, b = -shares.log()
-    losses = torch.stack([-shares.log(), -torch.stack([-a - 0.001, -b]).log_softmax(0)])
-    votes = [privatize_votes(losses[:, [one]], 0.0, expected_batch_size=1)[0] for one in (0, 1)]
-    slope = share * (1 - share) * (1 / a - 1 / b) / 2
-    assert share * votes[0] + (1 - share) * votes[1] == pytest.approx(0.001 * slope.item(), rel=0.01, abs=1e-6)
+@pytest.mark.parametrize(("share", "classes"), [(1 / 4, 4), (1 / 10, 10), (0.5, 2), (0.6, 2), (0.8, 2), (0.9, 4)])
+def test_what_a_class_adds_is_as_small_as_the_move(share, classes):
+    """As docs/step_rule.md has it: from the best head, by a shift of one class's logit. Signs would add 2 share - 1."""
+    shares = torch.tensor([share] + (classes - 1) * [(1 - share) / (classes - 1)], dtype=torch.float64)
+    losses = -torch.stack([shares.log(), (shares.log() - torch.eye(classes)[0] * 0.001).log_softmax(0)])
+    slope = share * (1 - share) * (losses[0, 0] ** -1 - losses[0, 1] ** -1) / 2
+    for steepness, expected, slack in ((1, 0.001 * slope.item(), 1e-6), (1e6, 2 * share - 1, 1e-3)):
+        votes = [privatize_votes(one[:, None], 0.0, expected_batch_size=1, steepness=steepness)[0] for one in losses.T]
+        assert sum(shares.tolist()[i] * vote for i, vote in enumerate(votes)) == pytest.approx(expected, 0.01, slack)
 
 
 def test_noise_is_bound_to_the_losses_and_not_to_their_votes_alone():
