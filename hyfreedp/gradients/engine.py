@@ -138,7 +138,7 @@ class GradientEngine:
         while parts and len(factors):
             parameters, g = parts.pop()
             joined = sum_in_blocks(g if all_kept else g.select(kept), factors).flatten()
-            for p, total in zip(parameters, joined.split([p.numel() for p in parameters]), strict=True):
+            for p, total in zip(parameters, joined.split_with_sizes([p.numel() for p in parameters]), strict=True):
                 total = total.view_as(p)
                 sums[p] = sums[p].double().add_(total) if p in sums else widened(total)
         return norms

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import Function, once_differentiable
+from torch.autograd.function import Function
 from torch.utils._device import DeviceContext
 from torch.utils._pytree import tree_map
 
@@ -168,7 +168,8 @@ class Pass(Isolated):
             x: the input, a plain tensor whose dimension 0 is the samples.
             keeps_input: whether ``backward`` needs ``x``; otherwise it gets None.
         """
-        y = _Layer.apply(self, call, backward, keeps_input, x, self.anchor) if torch.is_grad_enabled() else call(x)
+        apply = super(Function, _Layer).apply  # past what :func:`functorch.intercepted` puts in its place
+        y = apply(self, call, backward, keeps_input, x, self.anchor) if torch.is_grad_enabled() else call(x)
         return self.of_sample(y)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
@@ -255,7 +256,7 @@ class Pass(Isolated):
                     raise Unmappable("out= of another shape")
                 return out.copy_(result)
         if trained:
-            args, kwargs = self.repeated(tuple(args)), self.repeated(kwargs)
+            args, kwargs = tuple(map(self.repeated, args)), {name: self.repeated(arg) for name, arg in kwargs.items()}
         result = func(*args, **kwargs)
         if self._own_factories and func in operations.FACTORIES and not is_wrapped(result):
             with self.level.left():
@@ -348,7 +349,6 @@ class _Layer(Function):
         return torch.ops.aten._unsafe_view(y, y.shape) if y._is_view() else y
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         saved = ctx.saved_tensors  # a checkpoint recomputes them here
         with ctx.one_pass.level.left():

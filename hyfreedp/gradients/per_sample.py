@@ -215,6 +215,6 @@ def _squares_by_grams(left: Tensor, right: Tensor) -> Tensor:
 
 def _gram(x: Tensor) -> Tensor:
     """Inner products (B, T, T) of the rows of (B, T, d), in parts, since rounding errors of equal numbers add up."""
-    gram = reduce(Tensor.add_, (part @ part.mT for part in x.split(1024, 2)))
+    gram = reduce(Tensor.add_, (part @ part.mT for part in (x.split(1024, 2) if x.shape[2] > 1024 else [x])))
     gram.diagonal(dim1=1, dim2=2).add_(x.shape[1:].numel() * torch.finfo(x.dtype).tiny)  # as in _squares
     return gram

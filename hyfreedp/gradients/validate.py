@@ -20,7 +20,8 @@ def check_module(module: nn.Module) -> None:
             "larger than its norm says: call torch.set_float32_matmul_precision('highest'), and leave fp32_precision "
             "of torch.backends at 'none' or 'ieee'; autocast is not concerned"
         )
-    parameters = list(module.parameters())
+    problems = {layer: _problem(layer) for layer in module.modules()}
+    parameters = [p for layer in problems for p in layer._parameters.values() if p is not None]
     if len(devices := {*map(str, {p.device for p in parameters})}) > 1:  # only one's random numbers would be secret
         raise ValueError(f"all parameters must be on one device, got {', '.join(sorted(devices))}: call module.to(...)")
     trained = [p for p in parameters if p.requires_grad]
@@ -31,7 +32,6 @@ def check_module(module: nn.Module) -> None:
         raise ValueError(f"parameter {name!r} is complex, and noise is real: train a real one, and view_as_complex it")
     if any(p._backward_hooks or p._post_accumulate_grad_hooks for p in trained):
         raise ValueError("trained parameters must have no hooks, which are skipped: freeze a part by a mask in forward")
-    problems = {layer: _problem(layer) for layer in module.modules()}
     if any(problems.values()):
         named = [(name, layer) for name, layer in module.named_modules() if problems[layer]]
         texts = [f"layer {name!r} ({type(layer).__name__}) {problems[layer]}" for name, layer in named]
