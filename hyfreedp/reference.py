@@ -23,7 +23,6 @@ import torch
 from torch import Tensor, nn
 
 from hyfreedp.accounting import NoiseSplit
-from hyfreedp.look import displacement_per_gradient
 from hyfreedp.noise import NoiseGenerator
 
 Batch = list[Tensor]
@@ -202,22 +201,22 @@ class Looks:
     def __init__(
         self, model: nn.Module, optimizer: torch.optim.Optimizer, T: int, std: float, eta: float | None, decay: Function
     ):
-        groups = optimizer.param_groups
-        rates = [(w, group["lr"] / groups[0]["lr"]) for group in groups for w in group["params"] if w.requires_grad]
-        self.weights, self.ratios = zip(*rates, strict=True)
-        tables = (nn.Embedding, nn.EmbeddingBag)
-        self.tables = {id(layer.weight) for layer in model.modules() if isinstance(layer, tables)}
-        norms = [layer for layer in model.modules() if "Norm" in type(layer).__name__]
-        scales = [w for layer in norms for name, w in layer.named_parameters(recurse=False) if name == "weight"]
-        trained = [w for w in scales if w.dim() == 1 and w.requires_grad]
-        pretrained = [w for w in trained if w.min() < w.max()]  # the scales of norms that were trained before
-        relative = dict(zip(map(id, self.weights), self.ratios, strict=True))
-        self.largest = min([0.55 / (relative[id(w)] * len(w) ** 0.5) for w in pretrained], default=math.inf)  # of c_0
-        self.fresh = {len(w) for w in trained} - {len(w) for w in pretrained}  # widths of a transformer not pre-trained
-        self.momentum = groups[0].get("momentum", 0.0)
+        self.ratios: dict[nn.Parameter, float] = {}  # of each weight's rate to that of the first group
+        for group in optimizer.param_groups:
+            for w in group["params"]:
+                if w.requires_grad:
+                    self.ratios[w] = group["lr"] / optimizer.param_groups[0]["lr"]
+        self.weights = list(self.ratios)
+        self.tables = {m.weight for m in model.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)}
+        of_norms = [getattr(m, "weight", None) for m in model.modules() if "Norm" in type(m).__name__]
+        scales = [w for w in of_norms if w in self.ratios and w.dim() == 1]
+        pretrained = [w for w in scales if w.min() < w.max()]  # not as they are initialised
+        self.largest = min([0.55 / (self.ratios[w] * len(w) ** 0.5) for w in pretrained], default=math.inf)  # of c_0
+        self.fresh = {len(w) for w in scales} - {len(w) for w in pretrained}  # widths of a transformer not pre-trained
+        self.momentum = optimizer.param_groups[0].get("momentum", 0.0)
         self.T, self.eta, self.factors = T, eta, [decay(s / T) for s in range(T)]
-        self.reach, proportional = displacement_per_gradient(optimizer, T)
-        self.unit = (std or math.nan) if proportional else 1.0  # size of the gradient's entries, if G is proportional
+        self.reach, proportional = reach_of(optimizer, T)
+        self.unit = (std or math.nan) if proportional else 1.0  # size of the gradient's entries, if it matters
         self.start = self.mean = self.now()
         self.level = 1.0  # the current rate, as a multiple of the first
 
@@ -235,9 +234,9 @@ class Looks:
         if self.eta:
             return self.eta
         inputs = 0.0  # of all layers together; a vector counts as 1
-        for weight, ratio in zip(self.weights, self.ratios, strict=True):
+        for weight, ratio in self.ratios.items():
             n: float = weight[0].numel() if weight.dim() > 1 and len(weight) > 1 else 1
-            if id(weight) in self.tables:  # a record uses between 1 and all of its rows
+            if weight in self.tables:  # a record uses between 1 and all of its rows
                 n = max(n, len(weight) / 2 if n in self.fresh else len(weight) ** 0.5)
             inputs += ratio**2 * n
         return min(6 / math.sqrt(inputs), self.largest) / (math.sqrt(self.T) * self.reach * self.unit)
@@ -255,7 +254,7 @@ class Looks:
         """Vote by the losses of the batch at all rates of the ladder, and move half of the way that the votes lead."""
         displacement = [now - initial for now, initial in zip(self.now(), self.start, strict=True)]
         ray, public, std = [], NoiseGenerator(0).child("look", t), self.noise_to_come(t)
-        for i, (d, ratio) in enumerate(zip(displacement, self.ratios, strict=True)):
+        for i, (d, ratio) in enumerate(zip(displacement, self.ratios.values(), strict=True)):
             z = public.child("z", i).normal(*d.shape).to(d.dtype)
             ray.append(d / self.level + std * ratio * z)
         losses = []
@@ -298,6 +297,20 @@ class Looks:
         self.mean = [mean + share * (now - mean) for mean, now in zip(self.mean, self.now(), strict=True)]
         if t == self.T - 1:
             self.move(1.0, [mean - initial for mean, initial in zip(self.mean, self.start, strict=True)])
+
+
+def reach_of(optimizer: torch.optim.Optimizer, T: int) -> tuple[float, bool]:
+    """How far a gradient of entries of size 1 moves each weight in all, at rate 1; whether size 2 moves twice as far.
+
+    RMSprop moves them farther by earlier gradients than by later ones: then the root mean square over T steps.
+    """
+    group = optimizer.param_groups[0]
+    if "betas" in group:  # Adam and its variants scale each entry of a gradient to size 1
+        return 1.0, False
+    repeated = sum(group["momentum"] ** s for s in range(10**4))  # over the steps that momentum keeps a gradient
+    if "alpha" in group:  # RMSprop divides by the root of an average of squares, which starts at 0: too small at first
+        return repeated * math.sqrt(sum(1 / (1 - group["alpha"] ** t) for t in range(1, T + 1)) / T), False
+    return repeated * (1 - group["dampening"]), True  # SGD
 
 
 def lead(margin: Callable[[int], float], level: float, needed: float) -> float:
