@@ -24,7 +24,7 @@ from hyfreedp.look import LookedRate
 from hyfreedp.noise import NoiseGenerator
 from hyfreedp.noise.cipher import computes_noise
 from hyfreedp.optimizer import HyFreeDPOptimizer
-from hyfreedp.preset import PAPER_RATE, Preset, RunPlan, refuse_unknown, resolve, takes_preset_fields
+from hyfreedp.preset import Preset, RunPlan, refuse_unknown, resolve, takes_preset_fields
 from hyfreedp.processes.group import Processes
 from hyfreedp.processes.same_records import check_same_records
 from hyfreedp.pytorch.checkpoint import read_checkpoint, write_checkpoint
@@ -174,7 +174,11 @@ class PrivacyEngine:
                 sharing = min(sharing, check_count(name, max_physical_batch_size, 1))
             gradient_engine = GradientEngine(module, clipping, memory_budget=memory_budget, sharing=sharing)
             noise_std = plan.split.sigma_gradient * clipping.sensitivity / expected_batch_size if private else 0.0
-            rate_learner = _make_rate_learner(plan, module, optimizer, noise_std)
+            rate_learner: RateLearner | None = None  # of a fixed rate
+            if settings.probe == "look":
+                rate_learner = LookedRate(plan, module, optimizer, noise_std)
+            elif settings.probe == "losses":
+                rate_learner = LossSearch(settings, private)
         tensors = [*module.named_parameters(), *module.named_buffers()]
         processes.agree(
             records=sampler.num_records,
@@ -293,23 +297,3 @@ def _check_own(path: str | os.PathLike[str], module: nn.Module, optimizer: HyFre
     check_type("optimizer", optimizer, HyFreeDPOptimizer, "what make_private_with_epsilon returned")
     if optimizer.module is not module:
         raise ValueError("module must be the model that optimizer trains, as make_private_with_epsilon returned it")
-
-
-def _make_rate_learner(
-    plan: RunPlan, module: nn.Module, optimizer: torch.optim.Optimizer, noise_std: float
-) -> RateLearner | None:
-    """The learner of the preset, or None for a fixed rate; ``noise_std`` is that of each entry of the gradient."""
-    settings = plan.preset
-    if settings.probe == "look":
-        schedule = [plan.rate_factor(t) for t in range(plan.split.steps)]
-        first, layers = settings.initial_learning_rate, list(module.modules())
-        return LookedRate(optimizer, schedule, plan.split.vote_steps, noise_std, first, layers)
-    if settings.probe == "losses":
-        return LossSearch(
-            rule=settings.step_rule,
-            eta=PAPER_RATE if settings.initial_learning_rate is None else settings.initial_learning_rate,
-            smoothing=settings.smoothing,
-            loss_threshold=1.0 if noise_std > 0 else math.inf,
-            loss_threshold_rule=settings.loss_threshold_rule,
-        )
-    return None

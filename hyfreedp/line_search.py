@@ -6,20 +6,17 @@ Decisions depend only on released values and the current learning rate, so they 
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from hyfreedp.checks import check_choice
 from hyfreedp.curvefit import QuadraticFit, fit_quadratic
 from hyfreedp.learner import RateLearner
+from hyfreedp.preset import PAPER_RATE, Preset
 from hyfreedp.privatize import privatize_loss
 from hyfreedp.pytorch.records import ProbeResult
 from hyfreedp.step_batch import StepBatch
-
-StepRule = Literal["gen", "literal"]
-LossThresholdRule = Literal["sum", "previous"]
 
 
 class StepDecision(NamedTuple):
@@ -60,32 +57,18 @@ LOSS_THRESHOLD_RANGE = 0.1, 20.0  # to which R_l is clamped, since both publishe
 
 
 class LossSearch(RateLearner):
-    """Releases three losses, fits the parabola through them, and applies a step rule.
+    """Releases three losses, fits the parabola through them, and applies the step rule of the ``settings``.
 
-    Args:
-        rule, smoothing: the step rule, "gen" (:func:`gen`, with this ``smoothing``) or "literal" (:func:`literal`).
-        eta: initial learning rate, positive.
-        loss_threshold: initial R_l; infinite in non-private runs.
-        loss_threshold_rule: how R_l is computed from the released losses, see ``THRESHOLD_RULES``.
+    Losses are clipped to R_l, which is 1 at first, if the run is ``private``.
     """
 
-    def __init__(
-        self,
-        *,
-        rule: StepRule,
-        eta: float,
-        smoothing: float = 0.1,
-        loss_threshold: float = 1.0,
-        loss_threshold_rule: LossThresholdRule = "sum",
-    ) -> None:
-        check_choice("step_rule", rule, StepRule)
-        check_choice("loss_threshold_rule", loss_threshold_rule, LossThresholdRule)
-        rules: dict[str, Callable[..., StepDecision]] = {"gen": partial(gen, smoothing=smoothing), "literal": literal}
-        self._eta, self.loss_threshold = eta, loss_threshold
-        self._rule = rules[rule]
-        self._threshold_rule = THRESHOLD_RULES[loss_threshold_rule]
-        smoothed = f" of smoothing {smoothing!r}" if rule == "gen" else ""
-        self._text = f"rule {rule}{smoothed}, thresholds {loss_threshold_rule} in {LOSS_THRESHOLD_RANGE}"
+    def __init__(self, settings: Preset, private: bool) -> None:
+        self._settings = settings
+        rules: dict[str, Callable[..., StepDecision]]
+        rules = {"gen": partial(gen, smoothing=settings.smoothing), "literal": literal}
+        self._rule = rules[settings.step_rule]
+        self._eta = settings.initial_learning_rate or PAPER_RATE
+        self.loss_threshold = 1.0 if private else math.inf
 
     @property
     def eta(self) -> float:
@@ -107,8 +90,8 @@ class LossSearch(RateLearner):
         decision = self._rule(fit, eta)  # line 11
         self._eta = decision.eta  # nothing can fail from here on
         if math.isfinite(threshold):
-            floor, cap = LOSS_THRESHOLD_RANGE
-            self.loss_threshold = min(max(self._threshold_rule(private), floor), cap)
+            threshold_of, (floor, cap) = THRESHOLD_RULES[self._settings.loss_threshold_rule], LOSS_THRESHOLD_RANGE
+            self.loss_threshold = min(max(threshold_of(private), floor), cap)
         result = ProbeResult(
             eta_probed=eta,
             eta_next=decision.eta,
@@ -130,4 +113,7 @@ class LossSearch(RateLearner):
         self._eta, self.loss_threshold = state["eta"], state["loss_threshold"]
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}(losses with {self._text})"
+        settings = self._settings
+        rule = settings.step_rule + (f" of smoothing {settings.smoothing!r}" if settings.step_rule == "gen" else "")
+        thresholds = f"thresholds {settings.loss_threshold_rule} in {LOSS_THRESHOLD_RANGE}"
+        return f"{type(self).__name__}(losses with rule {rule}, {thresholds})"

@@ -32,6 +32,7 @@ from torch import Tensor, nn
 from hyfreedp.accounting.split import VOTE_CLIP, VOTES
 from hyfreedp.learner import RateLearner
 from hyfreedp.noise import NoiseGenerator
+from hyfreedp.preset import RunPlan
 from hyfreedp.privatize import finite, noisy_mean, privatize_votes
 from hyfreedp.pytorch.base_optimizer import trainable
 from hyfreedp.pytorch.records import LookResult
@@ -145,34 +146,27 @@ class LookedRate(RateLearner):
     It keeps copies of the weights: their average; the initial ones until the last look; two more during a look's step.
 
     Args:
+        plan: of the run. Without an initial rate it starts where its noise moves weights by :func:`public_start`.
+        module: the model.
         optimizer: the base optimizer; ValueError for one that :func:`displacement_per_gradient` does not know.
-        schedule: the decay's factor on the rate, for each of the T steps.
-        looks: the steps that begin with a look.
         noise_std: standard deviation of the noise in each entry of the private gradient; 0 without privacy.
-        eta: the first rate; None: the one at which the run's noise moves weights by :func:`public_start`.
-        layers: all modules of the model, among which embeddings and norms are looked for.
     """
 
-    def __init__(
-        self,
-        optimizer: torch.optim.Optimizer,
-        schedule: Sequence[float],
-        looks: Sequence[int],
-        noise_std: float,
-        eta: float | None,
-        layers: Sequence[nn.Module],
-    ) -> None:
+    def __init__(self, plan: RunPlan, module: nn.Module, optimizer: torch.optim.Optimizer, noise_std: float) -> None:
         groups = optimizer.param_groups
         first = float(groups[0]["lr"]) or math.nan  # 0 is refused later
         self._parameters = trainable(optimizer)
         self._ratios = [float(group["lr"]) / first for group in groups for p in group["params"] if p.requires_grad]
-        self._steps, self._last_look = len(schedule), max(looks, default=0)
+        self._steps, looks = plan.split.steps, plan.split.vote_steps
+        self._last_look = max(looks, default=0)
+        schedule = [plan.rate_factor(t) for t in range(self._steps)]
         self._noise_to_come = {t: noise_to_come(schedule, t, float(groups[0].get("momentum", 0.0))) for t in looks}
         displacement, proportional = displacement_per_gradient(optimizer, self._steps)
         self._reach = math.sqrt(self._steps) * displacement  # how far noise of size 1 moves a weight at rate 1
         # The size of a gradient's entries if steps are proportional to it (SGD): the noise's, or else the first one's.
         self._unit = (noise_std or math.nan) if proportional else 1.0
-        self._first, self._public = eta, (self._parameters, layers, self._ratios)
+        self._first = plan.preset.initial_learning_rate
+        self._public = self._parameters, list(module.modules()), self._ratios
         self._c0 = public_start(*self._public)
         self._steps_made, self._level = 0, 1.0  # the level is the current rate as a multiple of the first
         self._start: list[Tensor] = []  # the initial weights, until the last look

@@ -4,16 +4,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import wraps
 from inspect import Parameter, signature
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Literal, ParamSpec, TypeVar
 
 from hyfreedp.accounting.accountants import Accountant
 from hyfreedp.accounting.split import Allocation, NoiseSplit, Probe
 from hyfreedp.checks import check_choice, check_number, check_type, nearest
-from hyfreedp.line_search import LossThresholdRule, StepRule
 from hyfreedp.schedule import Decay, decay_factor, look_steps
 
 P = ParamSpec("P")
 R = TypeVar("R")
+StepRule = Literal["gen", "literal"]
+LossThresholdRule = Literal["sum", "previous"]
 
 PAPER_RATE = 1e-4  # eta_0 of the paper's line search (Alg. 1, line 1)
 
@@ -131,6 +132,8 @@ def resolve(preset: str | Preset, changes: Mapping[str, Any], steps: int) -> Pre
     check_number("smoothing", settings.smoothing, "(0, 1]")
     check_number("decay_start", settings.decay_start, "[0, 1)")
     check_choice("probe", settings.probe, Probe)
+    check_choice("step_rule", settings.step_rule, StepRule)
+    check_choice("loss_threshold_rule", settings.loss_threshold_rule, LossThresholdRule)
     check_choice("decay", settings.decay, Decay)
     unused: tuple[str, ...] = () if settings.probe == "losses" else _FOR_LINE_SEARCH
     if settings.probe == "none":

@@ -19,7 +19,7 @@ CORE = {canonicalize_name(Requirement(text).name).replace("-", "_") for text in 
 LAYERS = [
     {"errors", "checks", "data", "processes", "pytorch.devices", "pytorch.layers", "schedule"},
     {"noise", "accounting", "data.batches", "processes.group", "pytorch", "pytorch.wrapper", "pytorch.base_optimizer"},
-    {"privatize", "auditing", "curvefit", "noise.random_states", "gradients.guard", "pytorch.records"},
+    {"privatize", "auditing", "curvefit", "preset", "noise.random_states", "gradients.guard", "pytorch.records"},
     {"gradients.functorch", "gradients.per_sample", "gradients.clipping", "gradients.validate"},
     {"gradients.operations", "gradients.pieces", "gradients.tables", "gradients.batch_norm"},
     {"gradients.isolation"},
@@ -29,8 +29,7 @@ LAYERS = [
     {"gradients.engine"},
     {"gradients", "step_batch"},
     {"gradients.plain", "learner", "data.sampling"},
-    {"line_search", "look"},
-    {"preset", "reference", "run_state", "statement"},
+    {"line_search", "look", "reference", "run_state", "statement"},
     {"optimizer", "__main__"},
     {"engine", "plots"},
     {"__init__"},
