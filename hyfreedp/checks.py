@@ -131,8 +131,26 @@ def check_optimizer(optimizer: Any) -> None:
 
 
 def check_model(module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """ValueError or TypeError unless it is a plain, whole model and the optimizer has all its trainable parameters."""
-    _check_unwrapped(module)
+    """ValueError or TypeError unless it is a plain, whole model and the optimizer has all its trainable parameters.
+
+    Not one that is wrapped (data parallel, Opacus) or split over processes.
+    """
+    check_type("module", module, nn.Module, "a torch.nn.Module, the model to train")
+    for name, layer in module.named_modules():
+        if isinstance(layer, DistributedDataParallel | DataParallel):
+            raise ValueError(
+                f"module must not be wrapped in {type(layer).__name__} (layer {name!r}), which combines gradients "
+                "before they are clipped: give the model itself, its .module"
+            )
+        if is_of("opacus.grad_sample", layer) or hasattr(layer, "autograd_grad_sample_hooks"):
+            raise ValueError(
+                f"module must not have Opacus's hooks, but layer {name!r} has: give the wrapper's .to_standard_module()"
+            )
+        if is_of("torch.distributed.fsdp", layer):
+            raise ValueError(f"module must be whole on every process, but layer {name!r} is split by FSDP")
+    for name, parameter in module.named_parameters():
+        if is_of("torch.distributed.tensor", parameter):
+            raise ValueError(f"module must be whole on every process, but parameter {name!r} is a DTensor")
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
         if tensor.is_meta:
             raise ValueError(
@@ -150,23 +168,3 @@ def check_model(module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
             f"optimizer lacks {len(missing)} trainable parameter(s) of the model, the first {missing[0]!r}: "
             f"add them or freeze them by requires_grad_(False)"
         )
-
-
-def _check_unwrapped(module: nn.Module) -> None:
-    """TypeError if it is no module, ValueError if it is wrapped (data parallel, Opacus) or split over processes."""
-    check_type("module", module, nn.Module, "a torch.nn.Module, the model to train")
-    for name, layer in module.named_modules():
-        if isinstance(layer, DistributedDataParallel | DataParallel):
-            raise ValueError(
-                f"module must not be wrapped in {type(layer).__name__} (layer {name!r}), which combines gradients "
-                "before they are clipped: give the model itself, its .module"
-            )
-        if is_of("opacus.grad_sample", layer) or hasattr(layer, "autograd_grad_sample_hooks"):
-            raise ValueError(
-                f"module must not have Opacus's hooks, but layer {name!r} has: give the wrapper's .to_standard_module()"
-            )
-        if is_of("torch.distributed.fsdp", layer):
-            raise ValueError(f"module must be whole on every process, but layer {name!r} is split by FSDP")
-    for name, parameter in module.named_parameters():
-        if is_of("torch.distributed.tensor", parameter):
-            raise ValueError(f"module must be whole on every process, but parameter {name!r} is a DTensor")

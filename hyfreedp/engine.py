@@ -197,7 +197,6 @@ class PrivacyEngine:
         check_same_records(processes, fetched.dataset, generator.child("same records"), device)
         private_optimizer = HyFreeDPOptimizer(
             optimizer,
-            module=module,
             plan=plan,
             gradient_engine=gradient_engine,
             rate_learner=rate_learner,

@@ -71,8 +71,8 @@ def public_start(parameters: Sequence[Tensor], layers: Sequence[nn.Module] = (),
     must not destroy what it has learned: c_0 sqrt(width of the norm) is at most ``PRETRAINED_DISPLACEMENT``. If they
     are equal, tables of this width are those of a transformer. Frozen norms, as with LoRA, tell nothing.
     """
-    ratio = dict(zip(map(id, parameters), ratios or [1.0] * len(parameters), strict=True))
-    tables = [layer.weight for layer in layers if isinstance(layer, nn.Embedding | nn.EmbeddingBag)]
+    ratio = dict(zip(parameters, ratios or [1.0] * len(parameters), strict=True))
+    tables = {layer.weight for layer in layers if isinstance(layer, nn.Embedding | nn.EmbeddingBag)}
     scales = [layer._parameters.get("weight") for layer in layers if "Norm" in type(layer).__name__]
     trained = [p for p in scales if p is not None and p.dim() == 1 and p.requires_grad]
     pretrained = [p for p in trained if len(p.unique()) > 1]
@@ -80,12 +80,13 @@ def public_start(parameters: Sequence[Tensor], layers: Sequence[nn.Module] = (),
 
     def inputs(p: Tensor) -> float:
         width = p.numel() // len(p) if p.dim() > 1 and len(p) > 1 else 1
-        if not any(p is table for table in tables):
+        if p not in tables:
             return width
-        return max(width, len(p) / 2 if width in fresh else math.sqrt(len(p)))
+        rows = len(p) / 2 if width in fresh else math.sqrt(len(p))
+        return max(width, rows)
 
-    first = START_DISPLACEMENT / math.sqrt(sum(ratio[id(p)] ** 2 * inputs(p) for p in parameters))
-    largest = max([ratio[id(p)] ** 2 * len(p) for p in pretrained], default=0.0)
+    first = START_DISPLACEMENT / math.sqrt(sum(ratio[p] ** 2 * inputs(p) for p in parameters))
+    largest = max([ratio[p] ** 2 * len(p) for p in pretrained], default=0.0)
     return min(first, PRETRAINED_DISPLACEMENT / math.sqrt(largest)) if largest else first
 
 

@@ -46,9 +46,9 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
     :class:`hyfreedp.PrivacyEngine` makes it, and documents other arguments. WR and CK are rows of docs/threat-model.md.
 
     Args:
-        optimizer: the base optimizer, over exactly the trainable parameters of ``module``.
+        optimizer: the base optimizer, over exactly the trainable parameters of the model.
         plan: what each step releases, and with how much noise.
-        gradient_engine: clips and sums the per-sample gradients of ``module``.
+        gradient_engine: clips and sums the per-sample gradients of its model.
         rate_learner: learns the rate; None: the base optimizer's own rates are used.
         sampler: the Poisson sampler of the loader whose batches :meth:`step` takes.
         generator: source of all noise; each step and purpose gets a key of its own.
@@ -59,7 +59,6 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
         self,
         optimizer: torch.optim.Optimizer,
         *,
-        module: nn.Module,
         plan: RunPlan,
         gradient_engine: GradientEngine,
         rate_learner: RateLearner | None,
@@ -71,7 +70,8 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
         processes: Processes,
     ) -> None:
         super().__init__(optimizer)
-        self.module, self.plan, self.ledger = module, plan, PrivacyLedger(plan.split)
+        self.module = module = gradient_engine.module
+        self.plan, self.ledger = plan, PrivacyLedger(plan.split)
         self._sampler, self._sampled = sampler, not without_guarantee
         learned, decays = self.split.probe != "none", plan.preset.decay != "none"
         self._base = BaseOptimizer(optimizer, module, learned=learned, decays=decays)

@@ -79,10 +79,10 @@ def _pld_epsilon(releases: tuple[Sampled, ...], delta: float, coarseness: int) -
     """The larger epsilon of removing and adding a person's records."""
     each = [(sampled(sigma, q, records), count) for sigma, q, records, count in releases]
     interval = grid(each, coarseness)
-    both_directions = [release.distributions(interval) for release, _ in each]
-    counts = [count for _, count in each]
-    removed_and_added = zip(*both_directions, strict=True)
-    return max(epsilon_of_sum(list(zip(losses, counts, strict=True)), delta) for losses in removed_and_added)
+    losses = [(*release.distributions(interval), count) for release, count in each]
+    removing = epsilon_of_sum([(removed, count) for removed, _, count in losses], delta)
+    adding = epsilon_of_sum([(added, count) for _, added, count in losses], delta)
+    return max(removing, adding)
 
 
 def grid(releases: Sequence[tuple[SampledGaussian, int]], coarseness: int = 1) -> float:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from hyfreedp.accounting.accountants import Accountant
-from hyfreedp.accounting.composition import cost, epsilon, spent
+from hyfreedp.accounting.composition import cost, epsilon, releases
 from hyfreedp.accounting.search import LARGEST_NOISE, SMALLEST_NOISE, TOLERANCE, smallest_noise
 from hyfreedp.accounting.split import SQUARED_L2_SENSITIVITY, Allocation, NoiseSplit, Probe
 from hyfreedp.checks import check_choice, check_count, check_number, check_type
@@ -181,7 +181,7 @@ def _loss_noise(split: NoiseSplit) -> float:
 
         def spent_on_probes(sigma_loss: float) -> float:
             trial = dataclasses.replace(split, sigma_loss=sigma_loss)
-            return spent(trial, split.steps, coarseness=coarseness) - gradients_alone
+            return cost(trial, releases(trial, split.steps), coarseness=coarseness) - gradients_alone
 
         return smallest_noise(spent_on_probes, budget, start, tolerance) if budget > 0 else math.inf
 

@@ -44,24 +44,15 @@ def cost(split: NoiseSplit, released: tuple[Release, ...], *, coarseness: int = 
     )
 
 
-def spent(
-    split: NoiseSplit,
-    steps: int,
-    *,
-    target_delta: float | None = None,
-    accountant: Accountant | None = None,
-    coarseness: int = 1,
-) -> float:
-    """:func:`epsilon` of the first ``steps`` steps of a run."""
+def spent(split: NoiseSplit, steps: int, *, target_delta: float | None = None) -> float:
+    """Epsilon of the first ``steps`` steps of a run, at ``target_delta``, or at the split's own if None."""
     if steps == 0:
         return 0.0
     if math.isinf(split.target_epsilon):
         return math.inf
     if target_delta is not None:
         split = replace(split, target_delta=target_delta)
-    if accountant is not None:
-        split = replace(split, accountant=accountant)
-    return cost(split, releases(split, steps), coarseness=coarseness)
+    return cost(split, releases(split, steps))
 
 
 def epsilon(
@@ -69,7 +60,9 @@ def epsilon(
 ) -> float:
     """Epsilon of a whole run with this noise; None: the split's own ``target_delta`` and ``accountant``."""
     check_type("noise_split", noise_split, NoiseSplit, "what calibrate_noise returned")
-    return spent(noise_split, noise_split.steps, target_delta=target_delta, accountant=accountant)
+    if accountant is not None:
+        noise_split = replace(noise_split, accountant=accountant)
+    return spent(noise_split, noise_split.steps, target_delta=target_delta)
 
 
 def shares(split: NoiseSplit, *, coarseness: int = 1) -> dict[str, float]:

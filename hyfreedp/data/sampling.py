@@ -79,7 +79,8 @@ class PoissonSampler(Sampler[Drawn]):
 
         No batch may be skipped, even if it is empty or its step failed, since that would reveal something about it.
         """
-        (yielded, size, given), samples = self.yielded or (None, 0, None), batch_length(batch)
+        yielded, size, given = self.yielded or (None, 0, None)
+        samples = batch_length(batch)
         if yielded != step:
             last = "none so far" if yielded is None else f"that of step {yielded} last"
             raise RuntimeError(
