@@ -164,7 +164,8 @@ class LookedRate(RateLearner):
         self._noise_to_come = {t: noise_to_come(schedule, t, float(groups[0].get("momentum", 0.0))) for t in looks}
         displacement, proportional = displacement_per_gradient(optimizer, self._steps)
         self._reach = math.sqrt(self._steps) * displacement  # how far noise of size 1 moves a weight at rate 1
-        # The size of a gradient's entries if steps are proportional to it (SGD): the noise's, or else the first one's.
+        # The size of the gradient's entries, which matters to SGD alone: that of their noise; without noise that of the
+        # first gradient, NaN before it.
         self._unit = (noise_std or math.nan) if proportional else 1.0
         self._first = plan.preset.initial_learning_rate
         self._public = self._parameters, list(module.modules()), self._ratios

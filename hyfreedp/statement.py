@@ -111,8 +111,8 @@ class Statement:
     @property
     def deltas(self) -> tuple[float, float, float]:
         """The deltas at which the statement gives epsilon: the plan's, a tenth and a hundredth of it."""
-        delta = self.split.target_delta
-        return delta, float(f"{delta / 10:.12g}"), float(f"{delta / 100:.12g}")
+        tenth, hundredth = (float(f"{self.split.target_delta / divisor:.12g}") for divisor in (10, 100))  # no 9.99e-07
+        return self.split.target_delta, tenth, hundredth
 
     @property
     def rho(self) -> float:
@@ -235,8 +235,8 @@ def total_epsilon(runs: Sequence[Any], delta: float) -> float:
                 f"runs must protect the same unit, but run 1 protects {statements[0].protects} and run {number} "
                 f"{run.protects}: train all with the same owners= or records_per_person="
             )
-    seeds = [run.sampler.seed for run in {id(run): run for run in runs}.values() if not isinstance(run, Statement)]
-    if len(set(seeds)) < len(seeds):
+    seeds = {id(run): run.sampler.seed for run in runs if not isinstance(run, Statement)}  # one run may be given twice
+    if len(set(seeds.values())) < len(seeds):
         raise ValueError(
             "runs must draw batches by different seeds, but two have one: make all by one engine, or without seed="
         )

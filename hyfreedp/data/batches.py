@@ -110,14 +110,15 @@ def groups_of(batch: Any) -> list[Group]:
     """The groups of a batch, [] if it is empty; each record of a plain batch becomes a batch of one row."""
     if isinstance(batch, Records):
         return batch.groups
-    size, columns, slots = batch_length(batch), leaves(batch, _is_column), map(Slot, count())
+    size, columns = batch_length(batch), leaves(batch, _is_column)
     if size == 0:
         return []
-    if any(not isinstance(column, Tensor) for column in columns):
-        rows = (slice(row, row + 1) for row in range(size))
-        return stack_records(map_leaves(itemgetter(row), batch, _is_column) for row in rows).groups
-    tensors = [tensor.unsqueeze(1) for tensor in columns]
-    return [Group(torch.arange(size), tensors, map_leaves(lambda _: next(slots), batch))]
+    if all(isinstance(column, Tensor) for column in columns):
+        slots = map(Slot, count())
+        form = map_leaves(lambda _: next(slots), batch)
+        return [Group(torch.arange(size), [tensor.unsqueeze(1) for tensor in columns], form)]
+    rows = (slice(row, row + 1) for row in range(size))
+    return stack_records(map_leaves(itemgetter(row), batch, _is_column) for row in rows).groups
 
 
 def batch_length(batch: Any) -> int:

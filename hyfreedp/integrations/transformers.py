@@ -96,7 +96,8 @@ class PrivateTrainer(Trainer):
         for name in {"module", "optimizer", "data_loader", "epochs", "steps"} & privacy.keys():
             raise ValueError(f"privacy must not have {name!r}: the Trainer has it (num_train_epochs, max_steps)")
         preset = privacy.get("preset", "robust")
-        learned = privacy.get("probe", getattr(PRESETS.get(preset, preset), "probe", "none")) != "none"
+        preset = PRESETS.get(preset, preset)  # others are refused in train()
+        learned = privacy.get("probe", getattr(preset, "probe", "none")) != "none"
         if learned:
             refused |= dict.fromkeys(OF_A_FIXED_RATE, _FIXED)
         if (args := kwargs.get("args")) is not None:

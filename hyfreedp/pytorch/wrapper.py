@@ -85,7 +85,8 @@ def run_step_hooks(step: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(step)
     def hooked(*args: P.args, **kwargs: P.kwargs) -> R:
-        if len(args) + len(kwargs) < 3 or not callable(kwargs.get("loss", args[1] if len(args) > 1 else None)):
+        loss = args[1] if len(args) > 1 else kwargs.get("loss")  # after ``self``
+        if len(args) + len(kwargs) < 3 or not callable(loss):
             raise TypeError(
                 "step takes a function and a batch: call optimizer.step(loss, batch), where loss(record) returns one "
                 "number, the loss of a record as collate_fn([record]) gives it. No backward(), closure or GradScaler"
