@@ -96,7 +96,7 @@ def stack_records(records: Iterable[Any], *, owners: bool = False) -> Records:
     for row, record in enumerate(records):
         tensors, form = _taken_apart(record)
         shapes = tuple((tensor.shape, tensor.dtype, tensor.device) for tensor in tensors)
-        _, rows, stacked = by_form.setdefault((shapes, _key(form, _value)), (form, [], []))
+        _, rows, stacked = by_form.setdefault((shapes, key_of(form, _value)), (form, [], []))
         rows.append(row)
         stacked.append(tensors)
     groups = [
@@ -193,9 +193,9 @@ def map_leaves(function: Callable[[Any], Any], value: Any, is_leaf: Callable[[An
 
 def of_one_form(records: Sequence[Any]) -> bool:
     """Whether records have the same structure of tensors, arrays and numbers, with the same types and shapes."""
-    first = _key(records[0], _type)
+    first = key_of(records[0], _type)
     # The first is compared with itself, too: other objects get a new key each time, which equals no other.
-    return all(_key(record, _type) == first for record in records)
+    return all(key_of(record, _type) == first for record in records)
 
 
 def token_budget(tokens_of: Callable[[Any], int], budget: int) -> Callable[[Any], int]:
@@ -239,13 +239,13 @@ def is_plain(leaf: Any) -> bool:
     return type(leaf).__torch_dispatch__ is Tensor.__torch_dispatch__  # wrapper subclasses override it
 
 
-def _key(value: Any, key_of: Callable[[Any], Hashable]) -> Hashable:
+def key_of(value: Any, leaf_key: Callable[[Any], Hashable]) -> Hashable:
     """A dictionary key that is equal for values of the same structure whose leaves have equal keys."""
     if (named := fields_of(value)) is not None:
-        return type(value), *[(_value(name), _key(part, key_of)) for name, part in named.items()]
+        return type(value), *[(_value(name), key_of(part, leaf_key)) for name, part in named.items()]
     if isinstance(value, list | tuple):
-        return type(value), *[_key(part, key_of) for part in value]
-    return key_of(value)
+        return type(value), *[key_of(part, leaf_key) for part in value]
+    return leaf_key(value)
 
 
 def _value(leaf: Any) -> Hashable:

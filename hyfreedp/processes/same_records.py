@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hyfreedp.data.batches import fields_of
+from hyfreedp.data.batches import is_plain, key_of, leaves
 from hyfreedp.noise import NoiseGenerator
 from hyfreedp.noise.random_states import random_states_of
 from hyfreedp.processes.group import Processes
@@ -32,8 +32,10 @@ def check_same_records(processes: Processes, dataset: Any, generator: NoiseGener
 
     def digest(row: int) -> str | None:
         with random_states_of(generator.child("random", row).key, device):
-            hashed = hashlib.blake2b(key=generator.child("hash").key)
-            return hashed.hexdigest() if _update(hashed, dataset[row]) else None
+            record = dataset[row]
+            contents = [_content(leaf) for leaf in leaves(record)]
+        told = repr((key_of(record, type), contents)).encode()
+        return None if None in contents else hashlib.blake2b(told, key=generator.child("hash").key).hexdigest()
 
     with processes.all_or_none():
         twice = [(digest(row), digest(row)) for row in rows]
@@ -49,21 +51,14 @@ def check_same_records(processes: Processes, dataset: Any, generator: NoiseGener
                 )
 
 
-def _update(hashed: Any, value: Any) -> bool:
-    """Add a record to a hash; returns whether all of it could be added."""
-    if (fields := fields_of(value)) is not None:
-        value = [part for item in fields.items() for part in item]
-    if isinstance(value, list | tuple):
-        hashed.update(f"{len(value)} of".encode())
-        return all([_update(hashed, part) for part in value])
-    if isinstance(value, Tensor):
-        hashed.update(f"{value.dtype} {tuple(value.shape)}".encode())
-        if value.layout is not torch.strided or value.is_quantized:
-            return False
-        value = value.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8).numpy()
-    if hasattr(value, "__array__") or hasattr(value, "__array_interface__"):
-        value = np.asarray(value)
-        hashed.update(f"{value.dtype} {value.shape}".encode() + value.tobytes())
-        return not value.dtype.hasobject
-    hashed.update(repr(value).encode())
-    return isinstance(value, str | bytes | int | float | complex | type(None))
+def _content(leaf: Any) -> str | None:
+    """A text that is the same for the same number, text or array on every process; None for other objects."""
+    if isinstance(leaf, Tensor) and is_plain(leaf):
+        plain = leaf.detach().cpu().resolve_conj().resolve_neg().contiguous()
+        return f"{leaf.dtype} {tuple(leaf.shape)} {plain.reshape(-1).view(torch.uint8).numpy().tobytes()!r}"
+    if isinstance(leaf, str | bytes | int | float | complex | type(None)):
+        return repr(leaf)
+    if isinstance(leaf, Tensor) or not (hasattr(leaf, "__array__") or hasattr(leaf, "__array_interface__")):
+        return None
+    array = np.asarray(leaf)
+    return None if array.dtype.hasobject else f"{array.dtype} {array.shape} {array.tobytes()!r}"
