@@ -24,6 +24,7 @@ decay. docs/step_rule.md: reasons and measurements.
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import torch
@@ -199,18 +200,15 @@ class LookedRate(RateLearner):
         ray, level, first = self._ray(present), self._level, self._first_eta
         std = batch.noise_std(VOTE_CLIP)  # of a margin's noise
         floors: Tensor | None = None  # without privacy records do not vote
-        losses: dict[int, Tensor] = {}
         margins: dict[int, float] = {}
 
-        def losses_at(rate: float) -> Tensor:
-            return batch.losses(lambda: self._set(torch._foreach_add(self._start, ray, alpha=rate)))
+        @cache
+        def losses_at(j: int) -> Tensor:
+            return batch.losses(lambda: self._set(torch._foreach_add(self._start, ray, alpha=LADDER[j])))
 
         def margin(j: int) -> float:
-            for i in (j, j + 1):
-                if i not in losses:
-                    losses[i] = losses_at(LADDER[i])
-            if j not in margins:
-                margins[j] = _margin(batch, torch.stack([losses[j], losses[j + 1]]), floors, std)
+            if j not in margins:  # each is released once
+                margins[j] = _margin(batch, torch.stack([losses_at(j), losses_at(j + 1)]), floors, std)
             return margins[j]
 
         self._undo = present, level
