@@ -77,11 +77,13 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
         self._base = BaseOptimizer(optimizer, module, learned=learned, decays=decays)
         self.gradient_engine, self.processes, self.diagnostics = gradient_engine, processes, diagnostics
         self.rate_learner = rate_learner or RateLearner(self._base)
-        self.expected_batch_size, self._generator = sampler.sample_rate * sampler.num_records, generator
+        self.expected_batch_size = sampler.sample_rate * sampler.num_records
         self.max_physical_batch_size = max_physical_batch_size  # of the next step
+        self._generator = generator
         parts = {"model": module, "rate": self.rate_learner, "sampler": sampler, "generator": generator}
         self._run = RunState(self._base, self.ledger, parts, self._describe(), processes)
-        self._process_id, self._loss_compared = os.getpid(), False  # whether check_plain_loss is done
+        self._process_id = os.getpid()
+        self._loss_compared = False  # whether check_plain_loss is done
 
     @run_step_hooks
     def step(self, loss: Loss, batch: Any, *, weights: Weights = None) -> StepRecord:  # type: ignore[override]

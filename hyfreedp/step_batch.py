@@ -50,13 +50,14 @@ class StepBatch:
         split, generator = run.ledger.split, run.generator
         self.owners = isinstance(batch, Records) and batch.owners  # whether samples are owners
         self.loss = _of_sample(loss, self.owners)  # of a record, or the mean over an owner's records
-        purpose = "look" if split.probe == "look" else "probe"
-        self._of_probe, self._of_gradient = (generator.child(name, self._step) for name in (purpose, "gradient"))
+        self._of_gradient = generator.child("gradient", self._step)
+        self._of_probe = generator.child("look" if split.probe == "look" else "probe", self._step)
         # Arguments of privatize_loss and privatize_votes.
         self.terms: dict[str, Any] = {"noise_multiplier": split.sigma_loss, "generator": self._of_probe}
         self.terms |= {"expected_batch_size": run.expected_batch_size, "add_up": run.processes.add_up}
-        self._of_torch = generator.child("torch", self._step, run.processes.rank)  # other random numbers for each piece
-        # Key of NumPy's and Python's random numbers. All samples of a map share these, so all pieces must, too.
+        # Random numbers that the user's code draws: of torch, others for each piece; and of NumPy and Python, which all
+        # samples of a map share, so all pieces must, too.
+        self._of_torch = generator.child("torch", self._step, run.processes.rank)
         self._shared_key = generator.child("coins", self._step).key
         self._checked = self._of_torch.child("memory").key[0] < _CHECKED
         self._passes = 0  # the number of passes so far; each has its own random numbers
