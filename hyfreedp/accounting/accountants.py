@@ -16,7 +16,7 @@ from typing import Literal
 import numpy as np
 
 from hyfreedp.accounting.groups import SampledGaussian
-from hyfreedp.accounting.privacy_loss import epsilon_of_sum
+from hyfreedp.accounting.privacy_loss import GridTooFine, epsilon_of_sum
 
 Accountant = Literal["pld", "rdp"]
 
@@ -80,8 +80,11 @@ def _pld_epsilon(releases: tuple[Sampled, ...], delta: float, coarseness: int) -
     each = [(sampled(sigma, q, records), count) for sigma, q, records, count in releases]
     interval = grid(each, coarseness)
     losses = [(*release.distributions(interval), count) for release, count in each]
-    removing = epsilon_of_sum([(removed, count) for removed, _, count in losses], delta)
-    adding = epsilon_of_sum([(added, count) for _, added, count in losses], delta)
+    try:
+        removing = epsilon_of_sum([(removed, count) for removed, _, count in losses], delta)
+        adding = epsilon_of_sum([(added, count) for _, added, count in losses], delta)
+    except GridTooFine:  # in runs of millions of steps
+        return _pld_epsilon(releases, delta, 2 * coarseness)
     return max(removing, adding)
 
 

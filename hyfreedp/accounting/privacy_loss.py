@@ -29,6 +29,10 @@ LARGEST_EXPONENT = 700.0  # exp of a larger number could overflow
 LARGEST_TRANSFORM = 2**22  # points of the FFT, which then takes a second and 300 MB
 
 
+class GridTooFine(Exception):
+    """The FFT for a sum would take too long, and too much memory."""
+
+
 @dataclass(frozen=True)
 class PrivacyLossDistribution:
     """A privacy loss distribution: mass ``exp(logs[i])`` at ``(lowest + i) * interval``, ``infinite`` at infinity."""
@@ -53,17 +57,6 @@ class PrivacyLossDistribution:
         with np.errstate(divide="ignore"):  # log(0) where there is no mass
             return cls(lowest, np.log(np.maximum(probs, 0)), float(deltas[-1]), interval)
 
-    def coarser(self) -> Self:
-        """The tightest upper bound on every second grid point: delta is kept there, and linear in between."""
-        first = self.lowest % 2  # pads an odd place at an end by a point without mass
-        logs = np.pad(self.logs, (first, 1 - (first + len(self.logs)) % 2), constant_values=-math.inf)
-        even, odd = np.exp(logs[::2]), np.exp(logs[1::2])
-        up = 1 / (1 + math.exp(-self.interval))  # keeps the mean of e^-loss
-        even[1:] += up * odd
-        even[:-1] += (1 - up) * odd
-        with np.errstate(divide="ignore"):
-            return replace(self, lowest=(self.lowest - first) // 2, logs=np.log(even), interval=2 * self.interval)
-
     @cached_property
     def values(self) -> NDArray[np.float64]:
         return np.arange(self.lowest, self.lowest + len(self.logs), dtype=np.float64) * self.interval
@@ -87,7 +80,7 @@ class PrivacyLossDistribution:
 def epsilon_of_sum(parts: Sequence[tuple[PrivacyLossDistribution, int]], delta: float) -> float:
     """A tight upper bound of epsilon at ``delta`` for a sum of independent privacy losses.
 
-    ``parts`` are distributions on the same grid, each with the number of its losses in the sum.
+    ``parts`` are distributions on the same grid, each with the number of its losses in the sum. May raise GridTooFine.
     """
     interval, count = parts[0][0].interval, sum(n for _, n in parts)
     infinite = sum(n * pld.infinite for pld, n in parts)
@@ -98,7 +91,7 @@ def epsilon_of_sum(parts: Sequence[tuple[PrivacyLossDistribution, int]], delta: 
     low, high = _ends(tilted)  # the places of the sum, in intervals, that are computed
     size = fft.next_fast_len(max(high - low + 1, *(len(pld.logs) for pld, _ in tilted)))
     if size > LARGEST_TRANSFORM:
-        return epsilon_of_sum([(pld.coarser(), n) for pld, n in parts], delta)
+        raise GridTooFine
     unit = 8 * math.ceil(math.log2(size)) * UNIT
     probs, error = _convolved(tilted, size, unit)
     probs = np.roll(probs, sum(n * pld.lowest for pld, n in tilted) - low)  # the first is now that of ``low``

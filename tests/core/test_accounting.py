@@ -21,7 +21,7 @@ from hyfreedp.accounting.accountants import composed_epsilon, grid
 from hyfreedp.accounting.calibrate import recounted
 from hyfreedp.accounting.composition import shares, spent
 from hyfreedp.accounting.groups import SampledGaussian
-from hyfreedp.accounting.privacy_loss import PrivacyLossDistribution, epsilon_of_sum
+from hyfreedp.accounting.privacy_loss import epsilon_of_sum
 from hyfreedp.accounting.search import LARGEST_NOISE, SMALLEST_NOISE, smallest_noise
 
 # A budget that asks for a noise multiplier of 4, so that a PLD takes a few ms.
@@ -165,21 +165,6 @@ def test_no_epsilon_of_one_release_is_below_that_of_fifty_digits(sigma, sample_r
 def test_losses_smaller_than_the_grid_cost_next_to_nothing():
     for steps in (1, 1000):
         assert composed_epsilon([(1e6, steps)], sample_rate=1e-12, delta=1e-15, accountant="pld") == 0
-
-
-def exact_delta(losses, eps):
-    values = (losses.lowest + np.arange(len(losses.logs))) * losses.interval
-    return np.exp(losses.logs) @ np.maximum(-np.expm1(eps - values), 0) + losses.infinite
-
-
-@pytest.mark.parametrize(("lowest", "size"), [(-7, 30), (-6, 31), (3, 12), (4, 13)])
-def test_a_coarser_grid_keeps_every_second_delta_and_lowers_none(lowest, size):
-    masses = np.random.default_rng(size).dirichlet(np.ones(size)) * 0.9
-    fine = PrivacyLossDistribution(lowest, np.log(masses), 0.1, 0.05)
-    coarse = fine.coarser()
-    for place in range(lowest - 3, lowest + size + 3):
-        before, after = exact_delta(fine, place * 0.05), exact_delta(coarse, place * 0.05)
-        assert after >= before - 1e-15 and (place % 2 or after == pytest.approx(before, abs=1e-15))
 
 
 def test_a_transform_that_would_be_too_large_is_done_on_a_coarser_grid(monkeypatch):
