@@ -27,7 +27,8 @@ def check_number(name: str, value: Any, within: str = "[-inf, inf]") -> float:
     """``value`` as a float; ValueError unless it is a number ``within`` an interval such as "(0, 1]"."""
     if not isinstance(value, numbers.Real) or isinstance(value, bool) or math.isnan(value):
         raise ValueError(f"{name} must be a number, got {value!r}")
-    number, (low, high) = float(value), map(float, within[1:-1].split(","))
+    number = float(value)
+    low, high = map(float, within[1:-1].split(","))
     if not low <= number <= high or (number == low and within[0] == "(") or (number == high and within[-1] == ")"):
         raise ValueError(f"{name} must be in {within}, got {value!r}")
     return number

@@ -57,14 +57,14 @@ class SampledGaussian:
         """The privacy loss distributions of removing and of adding the records, on multiples of ``interval``."""
         places = np.arange(math.floor(self.losses[0] / interval), math.ceil(self.losses[-1] / interval) + 1)
         pieces = np.array_split(places * interval, 1 + len(places) * len(self._present) // _NUMBERS_AT_ONCE)
-        removed, added = map(np.concatenate, zip(*map(self._deltas, pieces), strict=True))
+        removed, added = np.concatenate([self._deltas(piece) for piece in pieces], axis=1)
         return (
             PrivacyLossDistribution.from_deltas(int(places[0]), removed, interval),
             PrivacyLossDistribution.from_deltas(-int(places[-1]), added[::-1], interval),
         )
 
-    def _deltas(self, losses: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """delta of removing the records at epsilon = ``losses``, and of adding them at epsilon = -``losses``.
+    def _deltas(self, losses: NDArray[np.float64]) -> NDArray[np.float64]:
+        """delta of removing the records at epsilon = ``losses``, and of adding them at epsilon = -``losses``: two rows.
 
         The worst events are {x > t} and {x < t}, where t is the outcome with that loss; errors in t are second order.
         """
@@ -74,7 +74,7 @@ class SampledGaussian:
         ratio_above = self._log_mean(special.log_ndtr(at) - above)
         ratio_below = self._log_mean(special.log_ndtr(-at) - below)
         removed = _hockey_stick(losses, above + ratio_above, ratio_above) + self._rest
-        return np.minimum(removed, 1), _hockey_stick(-losses, below, -ratio_below)
+        return np.stack([np.minimum(removed, 1), _hockey_stick(-losses, below, -ratio_below)])
 
     def _differences(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
         """Log ratios of the densities of N(j, sigma^2) and N(0, sigma^2), shape (number of likely j, len(x))."""
