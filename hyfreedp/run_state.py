@@ -43,11 +43,12 @@ class RunState:
             raise ValueError(f"state must be a private optimizer's state_dict(), got a {type(state).__name__}")
         key = state["generator"]["key"]
         self.processes.agree(steps=state["ledger"]["steps"], generator=hashlib.sha256(key.encode()).hexdigest()[:8])
-        here, there = self.settings, state["settings"]
-        for name in {**here, **there}:
-            if here.get(name) != there.get(name):
-                difference = f"{name} is {there.get(name)}, here {here.get(name)}"
-                raise ValueError(f"the state is of another run: {difference}. Make the run as the saved one was made")
+        here = self.settings | self.ledger.split.to_dict()
+        there = state["settings"] | state["ledger"]["split"]
+        different = [name for name in {**here, **there} if here.get(name) != there.get(name)]
+        if different:
+            differences = ", ".join(f"{name} is {there.get(name)}, here {here.get(name)}" for name in different)
+            raise ValueError(f"the state is of another run: {differences}. Make the run as the saved one was made")
         if self.ledger.released and key != self.parts["generator"].key.hex():
             raise ValueError(
                 f"the state is of another run, and this one has made {self.ledger.steps} steps: call "

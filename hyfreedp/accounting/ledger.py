@@ -78,13 +78,8 @@ class PrivacyLedger:
     def load_state_dict(self, state: dict[str, Any], *, known: Sequence[Tags] = ()) -> None:
         """Resume from :meth:`state_dict`; ``known`` are the run's releases so far, which stay counted.
 
-        ValueError for a state of another split; BudgetExhausted if it has a step of ``known`` with other data.
+        ValueError for impossible counts; BudgetExhausted if it has a step of ``known`` with other data.
         """
-        mine, theirs = self.split.to_dict(), state["split"]
-        different = [name for name in {**mine, **theirs} if mine.get(name) != theirs.get(name)]
-        if different:
-            changes = ", ".join(f"{name}: {theirs.get(name)!r} != {mine.get(name)!r}" for name in different)
-            raise ValueError(f"the saved state belongs to another noise split ({changes}): make this run as that one")
         steps, released = state["steps"], state["released"]
         contiguous = [step for step, *_ in released] == list(range(len(released)))
         if not contiguous or not steps <= len(released) <= self.split.steps:

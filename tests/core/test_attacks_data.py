@@ -86,7 +86,7 @@ def test_a_persons_epsilon_is_told_and_a_state_of_another_unit_is_refused():
     assert 0.999 < optimizer.epsilon_spent() == optimizer.split.epsilon <= 1
     assert optimizer.split.sigma > 1.4 * other.split.sigma
     assert repr(optimizer).endswith("at delta 0.001, of one person's 2 records)")
-    with pytest.raises(ValueError, match=r"another noise split \(.*records_per_person: 2 != None"):
+    with pytest.raises(ValueError, match=r"another run: .*, records_per_person is 2, here None\. Make"):
         other.load_state_dict(optimizer.state_dict())
     with pytest.raises(ValueError, match="number of owners is None, here 40"):  # whose records may be several
         wired(make_data(), owners=range(40))[1].load_state_dict(other.state_dict())
