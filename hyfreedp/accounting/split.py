@@ -122,8 +122,10 @@ class NoiseSplit:
 
     def check_noise(self) -> None:
         """ValueError unless the noise of all releases is positive and finite."""
-        for name in ("sigma_gradient", "sigma_gradient_probe", *["sigma_loss"] * bool(self.probe_steps)):
-            check_number(f"split.{name}", getattr(self, name), "(0, inf)")
+        check_number("split.sigma_gradient", self.sigma_gradient, "(0, inf)")
+        check_number("split.sigma_gradient_probe", self.sigma_gradient_probe, "(0, inf)")
+        if self.probe_steps:
+            check_number("split.sigma_loss", self.sigma_loss, "(0, inf)")
 
     def __str__(self) -> str:
         if math.isinf(self.target_epsilon):

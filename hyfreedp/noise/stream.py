@@ -83,7 +83,8 @@ class NoiseGenerator:
         for total in sums:
             if total.dtype not in (torch.float32, torch.float64):
                 raise ValueError(f"sums must be float32 or float64, got {total.dtype}: round after the noise is added")
-        flat = [total.reshape(-1) for total in sums if total.numel()]  # a copy if the tensor is not contiguous
+        filled = [total for total in sums if total.numel()]
+        flat = [total.reshape(-1) for total in filled]  # a copy if the tensor is not contiguous
         device = noise_device(flat[0].device) if flat else CPU
         groups = list(_groups(flat, _CHUNK if device == CPU else _ACCELERATOR_CHUNK))
         joined = [group[0] if len(group) == 1 else torch.cat(group) for group in groups]
@@ -97,7 +98,7 @@ class NoiseGenerator:
         for group, together in zip(groups, joined, strict=True):
             released = normals.added_to(together, scale).add_(coarse).sub_(coarse)  # rounds to the grid
             torch._foreach_copy_(group, released.split([piece.numel() for piece in group]))
-        for total, noised in zip((total for total in sums if total.numel()), flat, strict=True):
+        for total, noised in zip(filled, flat, strict=True):
             if total.data_ptr() != noised.data_ptr():
                 total.copy_(noised.view(total.shape))
 
