@@ -3,7 +3,7 @@
 import math
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, Never, NoReturn
+from typing import Any, NoReturn
 
 import torch
 from numpy.typing import NDArray
@@ -24,7 +24,7 @@ from hyfreedp.look import LookedRate
 from hyfreedp.noise import NoiseGenerator
 from hyfreedp.noise.cipher import computes_noise
 from hyfreedp.optimizer import HyFreeDPOptimizer
-from hyfreedp.preset import Preset, RunPlan, refuse_unknown, resolve, takes_preset_fields
+from hyfreedp.preset import Preset, RunPlan, refuses_unknown, resolve
 from hyfreedp.processes.group import Processes
 from hyfreedp.processes.same_records import check_same_records
 from hyfreedp.pytorch.checkpoint import read_checkpoint, write_checkpoint
@@ -46,15 +46,10 @@ class PrivacyEngine:
         process_group: the processes that train together, if not all; a group of one trains alone.
     """
 
+    @refuses_unknown
     def __init__(
-        self,
-        *,
-        seed: int | None = None,
-        secure_noise: bool = False,
-        process_group: ProcessGroup | None = None,
-        **unknown: Never,
+        self, *, seed: int | None = None, secure_noise: bool = False, process_group: ProcessGroup | None = None
     ) -> None:
-        refuse_unknown(unknown, ("seed", "secure_noise", "process_group"))
         NoiseGenerator(seed)  # checks the seed
         self._seed, self._secure_noise = seed, check_flag("secure_noise", secure_noise)
         self._process_group = process_group
@@ -67,7 +62,7 @@ class PrivacyEngine:
         """TypeError: Opacus's method takes a noise multiplier, but here probes share the budget with gradients."""
         raise TypeError("here the noise follows from a budget: call make_private_with_epsilon(..., target_epsilon=)")
 
-    @takes_preset_fields
+    @refuses_unknown
     def make_private_with_epsilon(
         self,
         *,

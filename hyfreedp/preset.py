@@ -1,6 +1,6 @@
 """Presets (the settings of the method), the arguments that change them, and the plan of a run that follows."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import wraps
 from inspect import Parameter, signature
@@ -91,21 +91,22 @@ ELSEWHERE = {
 }
 
 
-def refuse_unknown(names: Iterable[str], known: Sequence[str]) -> None:
-    """TypeError for a keyword argument that is not among the ``known``; the message says what to write instead."""
-    for name in names:
-        if name not in known:
-            remedy = f": {ELSEWHERE[name]}" if name in ELSEWHERE else nearest(name, known)
-            raise TypeError(f"unknown argument {name!r}{remedy or ': allowed are ' + ', '.join(known)}")
+def refuses_unknown(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorator: TypeError for a keyword argument that the function has not; the message says what to write instead.
 
-
-def takes_preset_fields(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorator: refuse arguments that neither the function nor :class:`Preset` has, before Python checks others."""
-    own = [name for name, p in signature(function).parameters.items() if p.kind is Parameter.KEYWORD_ONLY]
+    A function with ``**changes`` has the fields of :class:`Preset`, too. (Python would first miss other arguments.)
+    """
+    parameters = signature(function).parameters.values()
+    known = [p.name for p in parameters if p.kind is Parameter.KEYWORD_ONLY]
+    if any(p.kind is Parameter.VAR_KEYWORD for p in parameters):
+        known += FIELDS
 
     @wraps(function)
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
-        refuse_unknown(kwargs, [*own, *FIELDS])
+        for name in kwargs:
+            if name not in known:
+                remedy = f": {ELSEWHERE[name]}" if name in ELSEWHERE else nearest(name, known)
+                raise TypeError(f"unknown argument {name!r}{remedy or ': allowed are ' + ', '.join(known)}")
         return function(*args, **kwargs)
 
     return checked

@@ -20,5 +20,7 @@ def decay_factor(step: int, steps: int, decay: Decay, start: float = 0.0) -> flo
 
 def look_steps(steps: int, probe: str = "look") -> tuple[int, ...]:
     """The 0-based steps that begin with a look, in a run of ``steps`` steps with this ``probe``."""
+    if probe != "look":
+        return ()
     candidates = {FIRST_LOOK_STEP, *(math.ceil(share * steps) for share in LOOK_SHARES)}
-    return tuple(step for step in sorted(candidates) if probe == "look" and FIRST_LOOK_STEP <= step < steps)
+    return tuple(sorted(step for step in candidates if step < steps))
