@@ -21,8 +21,7 @@ from hyfreedp.noise import NoiseGenerator, as_generator
 # Replaces tensors, in place, by their sums over all processes that train together.
 AddUp = Callable[[Sequence[Tensor]], None]
 
-# Replaces NaN and infinity: above any threshold, but finite, since non-private runs fit parabolas to unclipped losses.
-UNBOUNDED_LOSS = 1e100
+LARGEST_LOSS = 1e100  # losses are clamped to it, so that sums of unclipped ones, of runs without privacy, are finite
 LARGEST_SCALE = 1e100  # largest standard deviation of noise; far more would overflow
 VOTE_GRID = 2.0**20  # votes are rounded to multiples of its inverse
 FINGERPRINT_BOUND = 1e6  # clamps the losses that the noise depends on: with one infinite loss all sums would be equal
@@ -77,7 +76,7 @@ def privatize_loss(
     if losses.is_complex():
         raise TypeError(f"losses must be real numbers, got {losses.dtype}")
     threshold = check_number("threshold", threshold, "(0, inf]")
-    clipped = losses.double().nan_to_num(nan=UNBOUNDED_LOSS, posinf=UNBOUNDED_LOSS).clamp(0, threshold)
+    clipped = finite(losses).clamp(0, threshold)
     return noisy_mean(clipped, threshold, noise_multiplier, expected_batch_size, generator, add_up)
 
 
@@ -132,7 +131,7 @@ def privatize_votes(
 
 def finite(losses: Tensor) -> Tensor:
     """Losses in float64, clamped to +-1e100 so that sums do not overflow; NaN counts as 1e100."""
-    return losses.double().nan_to_num(nan=math.inf).clamp(-UNBOUNDED_LOSS, UNBOUNDED_LOSS)
+    return losses.double().nan_to_num(nan=math.inf).clamp(-LARGEST_LOSS, LARGEST_LOSS)
 
 
 def noisy_mean(
@@ -194,9 +193,10 @@ def normal_clipping_bias(threshold: ArrayLike, mean: float, std: float) -> float
 def loss_noise_std(threshold: ArrayLike, noise_multiplier: float, expected_batch_size: float) -> float | np.ndarray:
     """Standard deviation of the noise in a private mean loss, sigma_l R_l / B (Theorem 1); in the threshold's shape."""
     _check_noise(noise_multiplier, expected_batch_size)
+    R = check_array("threshold", threshold)
     if noise_multiplier == 0:
-        threshold = np.zeros_like(threshold, dtype=np.float64)  # it may be infinite, and 0 * inf is NaN
-    std = np.asarray(threshold, dtype=np.float64) * (noise_multiplier / expected_batch_size)
+        R = np.zeros_like(R)  # it may be infinite, and 0 * inf is NaN
+    std = R * (noise_multiplier / expected_batch_size)
     return float(std) if std.ndim == 0 else std
 
 
