@@ -134,8 +134,8 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
             self._note_release(gradient)
             eta = learner.eta * self.plan.rate_factor(t)
             eta = 0.0 if math.isnan(eta) else eta  # no rate is known yet if all gradients so far were zero
-            self._run.history.append(StepRecord(t, eta, None, look).to_dict())  # now, so that no interrupt loses it
             record = StepRecord(t, eta, None, look)
+            self._run.history[t:] = [record.to_dict()]  # now, so that no interrupt loses it
             if kind == "losses":
                 move = self._base.step_along(gradient, eta)  # line 5
                 try:
@@ -156,7 +156,7 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
         finally:
             self._clear()
             if record is not None:
-                self._run.history[-1] = record.to_dict()
+                self._run.history[t:] = [record.to_dict()]
         return record
 
     def _begin(self, t: int) -> None:
