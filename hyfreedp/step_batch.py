@@ -117,9 +117,9 @@ class StepBatch:
         """
         number, self._passes = self._passes, self._passes + 1
 
-        def begin(piece: Piece, attempt: int) -> None:
-            stream = ("mapped", number, *piece.stream) if attempt == 0 else ("alone", number, piece.stream[0], attempt)
-            seed_random_states(self._of_torch.child(*stream).key, self._engine.device, self._shared_key)
+        def begin(piece: Piece) -> None:
+            own = self._of_torch.child("alone" if piece.attempt else "mapped", number, *piece.stream)
+            seed_random_states(own.key, self._engine.device, self._shared_key)
 
         return Partition(list(self.partition.pieces), begin, checked)
 

@@ -6,8 +6,8 @@ samples differ in a decision of Python. What functorch cannot map is computed on
 """
 
 import warnings
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import closing, suppress
+from collections.abc import Generator, Sequence
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,24 +19,21 @@ from hyfreedp.data.batches import Loss
 from hyfreedp.errors import Refused
 from hyfreedp.gradients import compositions, convolution, functions, questions, recurrent, rules  # noqa: F401
 from hyfreedp.gradients.clipping import Clipping, bounded_factors
-from hyfreedp.gradients.functorch import backward
 from hyfreedp.gradients.guard import unchanged
-from hyfreedp.gradients.isolation import SingleSample, masks_traced
-from hyfreedp.gradients.mapped import Gradients, Pass
+from hyfreedp.gradients.isolation import Gradients, SingleSample, masks_traced
+from hyfreedp.gradients.mapped import Pass
 from hyfreedp.gradients.per_sample import MEMORY_BUDGET, Instantiated, PerSampleGradients, sum_in_blocks, widened
-from hyfreedp.gradients.pieces import MOST_TOGETHER, SLOW, Decisions, Partition, Path, Piece, Regroup, Unmappable
+from hyfreedp.gradients.pieces import MOST_TOGETHER, SLOW, Decisions, Partition, Piece, Regroup
 from hyfreedp.gradients.validate import check_module
 from hyfreedp.noise.random_states import random_states_kept
 from hyfreedp.pytorch.devices import without_autocast
 
 Parameters = Sequence[nn.Parameter]
-Computed = tuple[Tensor, Gradients]  # losses (n,) and gradients of n samples
 _NO_GRADIENT = "loss must have a gradient by the model: is it under no_grad, detached, or by another model?"
 _CALLED = "The loss gets one record, a batch of one row, and calls no backward(): see docs/usage.md, 'The loss'"
 # Parts of what torch says if a loss writes a sample's value into a new tensor, made by ``torch.zeros`` and the like.
 _INTO_FRESH = ("doesn't match the broadcast shape", "more elements than `self`", "inplace randomness on an unbatched")
 _SMALL = 2**10  # gradients of parameters of at most so many entries are joined in one tensor
-_MAX_ATTEMPTS = 50  # with other random numbers, until a sample alone decides as its piece did
 
 
 class GradientEngine:
@@ -155,102 +152,80 @@ class _Computation:
 
     def results(self) -> Generator[tuple[Tensor, Tensor, Gradients], None, None]:
         """Yields for each piece the positions of its samples in the batch, their losses (n,) and gradients."""
-        todo, done = self.partition.pieces[::-1], list[Piece]()
+        engine, todo, done = self.engine, self.partition.pieces[::-1], list[Piece]()
         repeated: Any = None  # the piece to compute twice (the smallest one), its losses and sum of gradients
         smallest = MOST_TOGETHER + 1  # its size; that of a sample alone counts as 0
-        while todo:
-            piece = todo.pop()
-            decisions = Decisions(piece.path, piece.wanted)
-            try:
-                computed: Any = [(piece, self._mapped(piece, decisions))]
-            except Regroup as regroup:
-                todo += regroup.pieces(piece)
-                continue
-            except (Refused, torch.OutOfMemoryError, MemoryError):
-                raise
-            except Exception as error:
-                if not self.engine._own_factories and any(text in str(error) for text in _INTO_FRESH):
-                    self.engine._own_factories = True
-                    todo.append(piece)
+        reason = None  # why some samples are computed one at a time
+        with ExitStack() as guard:
+            while todo:
+                piece = todo.pop()
+                decisions = Decisions(piece.path, piece.wanted)
+                try:
+                    losses, gradients = self._computed(piece, decisions)
+                except Regroup as regroup:
+                    todo += regroup.pieces(piece)
                     continue
-                reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-                computed = self._one_by_one(piece, decisions.path, reason)
-            for part, (losses, gradients) in computed:
-                size = 0 if part.alone else len(losses)
-                if size < smallest and self._is_suspect(part, several=bool(todo or done or decisions.path)):
-                    repeated, smallest = (part, losses, _summed(losses, gradients)), size
-                done.append(part)
-                yield part.rows, losses, gradients
+                except (Refused, torch.OutOfMemoryError, MemoryError):
+                    raise
+                except Exception as error:
+                    if piece.attempt:  # a wrong loss raises its error again
+                        error.add_note(_CALLED)
+                        raise
+                    if not engine._own_factories and any(text in str(error) for text in _INTO_FRESH):
+                        engine._own_factories = True
+                        todo.append(piece)
+                        continue
+                    if reason is None:
+                        guard.enter_context(unchanged(engine.module, by_value=True))
+                    reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+                    todo += piece.one_by_one(decisions.path)
+                    continue
+                size = 0 if piece.attempt else len(losses)
+                if size < smallest and self._is_suspect(piece, several=bool(todo or done or decisions.path)):
+                    repeated, smallest = (piece, losses, _summed(losses, gradients)), size
+                done.append(piece)
+                yield piece.rows, losses, gradients
         self.partition.pieces = done
         if repeated is not None:
             self._check_memoryless(*repeated)
+        if reason is not None and engine.fallback_reason is None:
+            warnings.warn(SLOW.format(f"the loss does what cannot be mapped over them ({reason})"), stacklevel=6)
+        engine.fallback_reason = reason or engine.fallback_reason
 
     def _is_suspect(self, piece: Piece, *, several: bool) -> bool:
         """Whether to check a piece, whose loss could keep values: a sample alone, one of ``several`` pieces, a text."""
-        if piece.alone:
+        if piece.attempt:
             return self.partition.checked is not None
         return bool(self.partition.checked) and (several or piece.group.has_values)
 
     def _check_memoryless(self, piece: Piece, losses: Tensor, sums: Tensor) -> None:
         """Compute a piece again, and refuse a loss whose values (n,), or sum of gradients, are not those of before."""
-        now, gradients = self._alone(piece) if piece.alone else self._mapped(piece, Decisions(piece.path, piece.wanted))
-        sums_now = _summed(now, gradients)
-        far = sums_now.shape != sums.shape or bool((sums_now - sums).norm() > 0.001 * sums.norm() + 1e-5)
-        if far or not torch.allclose(now.to(losses), losses, 1e-4, equal_nan=True):
-            raise Refused(
-                "the loss (or weight) of a record depends on those that were computed before it: let loss and model "
-                "keep nothing of a record, and draw from the global generators of torch, NumPy or Python"
-            )
+        with suppress(Regroup):  # if samples decide otherwise than before
+            now, gradients = self._computed(piece, Decisions(piece.path, piece.wanted))
+            sums_now = _summed(now, gradients)
+            far = sums_now.shape != sums.shape or bool((sums_now - sums).norm() > 0.001 * sums.norm() + 1e-5)
+            if not far and torch.allclose(now.to(losses), losses, 1e-4, equal_nan=True):
+                return
+        raise Refused(
+            "the loss (or weight) of a record depends on those that were computed before it: let loss and model "
+            "keep nothing of a record, and draw from the global generators of torch, NumPy or Python"
+        )
 
-    def _mapped(self, piece: Piece, decisions: Decisions) -> Computed:
-        """Losses (n,) and gradients of a piece by one map."""
-        self.partition.begin(piece, 0)
-        engine, group = self.engine, piece.group
-        budget, sharing, own = engine.memory_budget, engine._sharing, engine._own_factories
-        one_pass = Pass(self.trained, len(group), decisions, memory_budget=budget, sharing=sharing, own_factories=own)
-        with unchanged(engine.module), masks_traced():
-            losses = one_pass.losses(lambda some: one_number(self.loss(group.record(some, _not_mapped))), group.tensors)
-            gradients = one_pass.gradients(losses) if self.trained else {}
+    def _computed(self, piece: Piece, decisions: Decisions) -> tuple[Tensor, Gradients]:
+        """Losses (n,) and gradients of a piece by one map, or of a sample without one."""
+        self.partition.begin(piece)
+        engine, group, module = self.engine, piece.group, self.engine.module
+        if piece.attempt:
+            mode: SingleSample | Pass = SingleSample(self.trained, decisions, module.parameters())
+        else:
+            budget, sharing, own = engine.memory_budget, engine._sharing, engine._own_factories
+            mode = Pass(self.trained, len(group), decisions, memory_budget=budget, sharing=sharing, own_factories=own)
+        with unchanged(module), masks_traced():
+            found = mode.computed(lambda some: one_number(self.loss(group.record(some, mode.met))), group.tensors)
         if piece.wanted is None:
-            return losses.detach(), gradients
-        chosen = piece.wanted.to(losses.device)
-        return losses.detach()[chosen], {p: g.select(chosen) for p, g in gradients.items()}
-
-    def _one_by_one(self, piece: Piece, path: Path, reason: str) -> Iterator[tuple[Piece, Computed]]:
-        """Yields each sample of a piece that cannot be mapped, and its result; the first time it warns of that."""
-        with unchanged(self.engine.module, by_value=True):
-            for i in piece.positions.tolist():
-                sample = Piece(piece.group.take(slice(i, i + 1)), path, alone=True)
-                try:
-                    result = self._alone(sample)
-                except Exception as error:  # a wrong loss raises its error again
-                    error.add_note(_CALLED)
-                    raise
-                yield sample, result
-        if self.engine.fallback_reason is None:
-            warnings.warn(SLOW.format(f"the loss does what cannot be mapped over them ({reason})"), stacklevel=7)
-        self.engine.fallback_reason = reason
-
-    def _alone(self, sample: Piece) -> Computed:
-        """The result of a sample without a map, by random numbers with which it decides as its path says, if found."""
-        for attempt in range(1, _MAX_ATTEMPTS):
-            with suppress(Regroup):  # which says that it decided otherwise
-                return self._by_autograd(sample, sample.path, attempt)
-        return self._by_autograd(sample, (), _MAX_ATTEMPTS)
-
-    def _by_autograd(self, sample: Piece, path: Path, attempt: int) -> Computed:
-        """The loss (1,) and gradients of a sample; Regroup if it decides otherwise than ``path``."""
-        self.partition.begin(sample, attempt)
-        module = self.engine.module
-        mode = SingleSample(Decisions(path), self.trained, module.parameters())
-        with unchanged(module), masks_traced(), mode:
-            tensors = [mode.mark(t[0].clone()) for t in sample.group.tensors]  # a loss may write into them
-            value = one_number(self.loss(sample.group.record(tensors, mode.mark)))[None]
-        if not self.trained or not value.requires_grad:
-            return value.detach(), {}
-        with unchanged(module), masks_traced(), mode:
-            gradients = zip(self.trained, backward(value, self.trained), strict=True)
-        return value.detach(), {p: Instantiated(g[None]) for p, g in gradients if g is not None}
+            return found
+        (losses, gradients), chosen = found, piece.wanted.to(engine.device)
+        return losses[chosen], {p: g.select(chosen) for p, g in gradients.items()}
 
 
 def _summed(losses: Tensor, gradients: Gradients) -> Tensor:
@@ -268,8 +243,3 @@ def one_number(value: Any) -> Tensor:
     if value.dtype.is_complex:
         raise Refused("loss must return a real number, got a complex one: return its absolute value")
     return value.reshape(())  # an operation that the pass intercepts, so that it refuses a tensor of another pass
-
-
-def _not_mapped(t: Tensor) -> None:
-    """Refuse to map a tensor that is not stacked: if a loss kept it, only :class:`SingleSample` would tell."""
-    raise Unmappable("a record has a tensor that cannot be stacked, or within an object")

@@ -1,7 +1,7 @@
 """Modes around a loss that mark its tensors as those of these samples, and refuse tensors of other samples."""
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FunctionType, SimpleNamespace
 from typing import Any
@@ -13,9 +13,14 @@ from torch.overrides import TorchFunctionMode, handle_torch_function
 from torch.utils._pytree import tree_map
 
 from hyfreedp.errors import Refused
+from hyfreedp.gradients.functorch import backward
 from hyfreedp.gradients.guard import bits_differ
 from hyfreedp.gradients.operations import ALIASES, DECISIONS, GRADIENT, SIZED, asked, tensors_in, written
+from hyfreedp.gradients.per_sample import Instantiated, PerSampleGradients
 from hyfreedp.gradients.pieces import Decisions
+
+Gradients = dict[nn.Parameter, PerSampleGradients]
+Loss = Callable[[Sequence[Tensor]], Tensor]  # of a record, by the tensors in it
 
 _seed = torch.default_generator.initial_seed  # a function: the current seed of torch's random numbers
 
@@ -86,19 +91,33 @@ class SingleSample(Isolated):
     result own, and what it writes into: after ``cache.copy_(x)`` a cache is own, and the next sample is refused it.
 
     Args:
-        trained: the parameters of which a map would have copies for each sample.
+        trained: the parameters to take gradients of, of which a map would have copies for each sample.
         guarded: the model's parameters, which are not marked, since the guard compares and restores them.
     """
 
-    def __init__(self, decisions: Decisions, trained: Iterable[nn.Parameter], guarded: Iterable[nn.Parameter]) -> None:
+    def __init__(self, trained: Sequence[nn.Parameter], decisions: Decisions, guarded: Iterable[nn.Parameter]) -> None:
         super().__init__(decisions)
-        self._trained, self._guarded = ({id(p) for p in parameters} for parameters in (trained, guarded))
+        self.trained, self._guarded = {id(p): p for p in trained}, {id(p) for p in guarded}
+
+    def computed(self, loss: Loss, tensors: Sequence[Tensor]) -> tuple[Tensor, Gradients]:
+        """The loss (1,) and gradients of the sample, see :class:`~.mapped.Pass`; ``tensors`` are of shape (1, ...)."""
+        with self:
+            value = loss([self.mark(t[0].clone()) for t in tensors])[None]  # a loss may write into them
+            for p in self.trained.values():
+                p.requires_grad_()  # the loss may have frozen it
+            found = backward(value, [*self.trained.values()]) if self.trained and value.requires_grad else ()
+        pairs = zip(self.trained.values(), found, strict=False)
+        return value.detach(), {p: Instantiated(g[None]) for p, g in pairs if g is not None}
 
     def is_own(self, t: Tensor) -> bool:
-        return id(t) in self._trained or super().is_own(t)
+        return id(t) in self.trained or super().is_own(t)
 
     def mark(self, t: Any) -> Any:
         return super().mark(t) if isinstance(t, Tensor) and id(t) not in self._guarded else t
+
+    def met(self, t: Tensor) -> None:
+        """Mark a tensor of the record that is within an object, or cannot be stacked."""
+        self.mark(t)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}

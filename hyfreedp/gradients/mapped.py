@@ -27,13 +27,12 @@ from torch.utils._pytree import tree_map
 from hyfreedp.errors import Refused
 from hyfreedp.gradients import functorch, operations
 from hyfreedp.gradients.functorch import Level, is_wrapped
-from hyfreedp.gradients.isolation import Isolated, replaced
+from hyfreedp.gradients.isolation import Gradients, Isolated, Loss, replaced
 from hyfreedp.gradients.per_sample import Instantiated, PerSampleGradients
 from hyfreedp.gradients.pieces import Decisions, Regroup, Unmappable
 from hyfreedp.gradients.tables import add_uses
 from hyfreedp.pytorch.devices import without_autocast
 
-Gradients = dict[nn.Parameter, PerSampleGradients]
 Call = Callable[[Tensor], Tensor]
 Backward = Callable[[Any, Tensor, bool], Tensor | None]
 _OF_TORCH: Any = Tensor.__torch_function__.__func__, nn.Parameter.__torch_function__  # type: ignore[attr-defined]
@@ -122,12 +121,14 @@ class Pass(Isolated):
         self.copied: list[tuple[Tensor, int]] = []  # what as_strided copied instead of viewing it; with the versions
         self.checkpoints = False  # whether the model recomputes activations (gradient checkpointing)
 
-    def losses(self, loss: Callable[[Sequence[Tensor]], Tensor], tensors: Sequence[Tensor]) -> Tensor:
-        """The losses (B,) of samples, of which sample i gets row i of each of the ``tensors``.
+    def computed(self, loss: Loss, tensors: Sequence[Tensor]) -> tuple[Tensor, Gradients]:
+        """The losses (B,) of samples, of which sample i gets row i of each of the ``tensors``, and their gradients.
+
+        Gradients are those of all ``trained`` parameters on which a loss depends.
 
         Raises Regroup if copies of parameters exceed the memory, or if samples decide differently; Refused if the loss
         uses a tensor of an earlier pass, or random numbers that are not the run's; Unmappable, or an error of
-        functorch, if the loss cannot be mapped.
+        functorch, if the loss cannot be mapped, as where a parameter is used and nothing was intercepted.
         """
         around = [mode for mode in functorch.function_modes() if type(mode) is not DeviceContext]
         if around or functorch.dispatch_modes() > 0:
@@ -135,13 +136,29 @@ class Pass(Isolated):
         copies = [t.as_subclass(Tensor).clone() for t in tensors]  # a loss may write into its record
         with self.entered():
             value = loss([self.of_sample(t) for t in copies])
-        if (values := self.samples(value)) is None:
+        if (losses := self.samples(value)) is None:
             raise Unmappable("the loss belongs to a map within")
-        copied = sum(copy.numel() * max(4, copy.element_size()) for copy in self._copies.values())
-        if copied > self.memory_budget and self.level.size > 1:
-            fitting = max(1, int(self.level.size * self.memory_budget / copied))
+        leaves = [*self._copies.values()]
+        taken = sum(leaf.numel() * max(4, leaf.element_size()) for leaf in leaves)
+        if taken > self.memory_budget and self.level.size > 1:
+            fitting = max(1, int(self.level.size * self.memory_budget / taken))
             raise Regroup(lambda piece: piece.cut(fitting))
-        return values
+        if not self.trained or not losses.requires_grad:
+            return losses.detach(), {}
+        uses = self._uses = dict[nn.Parameter, list[PerSampleGradients]]()
+        with without_autocast(losses.device), self.entered() if self.checkpoints else nullcontext():  # it would round
+            found = functorch.backward(losses, [*leaves, *self.trained.values(), self.anchor])
+        self._uses = None
+        if any(g is not None for g in found[len(leaves) : -1]):
+            raise Unmappable("a parameter is used where no operation of torch shows, as in a compiled script")
+        for key, g in zip(self._copies, found, strict=False):
+            if g is not None:
+                uses.setdefault(self.trained[key], []).append(Instantiated(g))
+        return losses.detach(), {p: add_uses(uses_of_p) for p, uses_of_p in uses.items()}
+
+    def met(self, t: Tensor) -> None:
+        """Refuse to map a tensor that is not stacked: if a loss kept it, only a sample computed alone would tell."""
+        raise Unmappable("a record has a tensor that cannot be stacked, or within an object")
 
     def of_sample(self, samples: Tensor) -> Tensor:
         """The tensor (B, ...) as code within the map sees it: as a sample's tensor (...) of this pass."""
@@ -302,27 +319,6 @@ class Pass(Isolated):
             if is_wrapped(t):
                 self.mark(t)
         return result
-
-    # -- backward ------------------------------------------------------------------------------------------------------
-
-    def gradients(self, losses: Tensor) -> Gradients:
-        """The per-sample gradients of losses (B,) of this pass, of all parameters on which a loss depends.
-
-        Unmappable if a parameter was used where nothing was intercepted.
-        """
-        if not losses.requires_grad:
-            return {}
-        copies = [*self._copies.values()]
-        uses = self._uses = dict[nn.Parameter, list[PerSampleGradients]]()
-        with without_autocast(losses.device), self.entered() if self.checkpoints else nullcontext():  # it would round
-            found = functorch.backward(losses, [*copies, *self.trained.values(), self.anchor])
-        self._uses = None
-        if any(g is not None for g in found[len(copies) : -1]):
-            raise Unmappable("a parameter is used where no operation of torch shows, as in a compiled script")
-        for key, g in zip(self._copies, found, strict=False):
-            if g is not None:
-                uses.setdefault(self.trained[key], []).append(Instantiated(g))
-        return {p: add_uses(uses_of_p) for p, uses_of_p in uses.items()}
 
     def add(self, p: nn.Parameter, gradients: PerSampleGradients) -> None:
         """Add the gradients from one use of ``p``, in the fastest form that the remaining memory allows.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -21,6 +21,7 @@ from hyfreedp.errors import Refused
 
 SLOW = "samples are computed one at a time, since {}. It is exact and slow: see docs/usage.md, 'What is slow'"
 MOST_TOGETHER = 4096  # samples; in float32 the sum of many more could be wrong by a clip, if all gradients agree
+_MAX_ATTEMPTS = 50  # with other random numbers, until a sample alone decides as its piece did
 Path = tuple[Tensor, ...]  # the answers to the first decisions of Python
 
 
@@ -99,7 +100,7 @@ class Piece:
     wanted: Tensor | None = None  # positions in the group of the samples whose results are used; None for all
     numbers_of: Piece | None = None  # the piece whose random numbers it repeats; None: it has its own
     whole: Piece | None = None  # to compute instead if a decision depends on random numbers, if it was not cut
-    alone: bool = False  # whether it is one sample that was computed without a map
+    attempt: int = 0  # of one sample that is computed without a map: 1, 2, ...; each draws other random numbers
 
     @property
     def positions(self) -> Tensor:
@@ -113,10 +114,10 @@ class Piece:
 
     @cached_property
     def stream(self) -> tuple[int, int]:
-        """The name of its random numbers: the first sample's place in the batch, and the number of known answers."""
+        """The name of its random numbers: the first sample's place in the batch, the attempt or number of answers."""
         if self.numbers_of is not None:
             return self.numbers_of.stream
-        return int(self.group.rows[0]), len(self.path)
+        return int(self.group.rows[0]), self.attempt or len(self.path)
 
     def split(self, parts: list[tuple[Path, Tensor]]) -> list[Piece]:
         """One piece for each path and the samples with these answers, given by their places in :attr:`positions`."""
@@ -133,8 +134,16 @@ class Piece:
         """Pieces of at most ``size`` samples."""
         return [Piece(self.group.take(positions), self.path) for positions in reversed(self.positions.split(size))]
 
+    def one_by_one(self, path: Path) -> list[Piece]:
+        """Each sample on its own, to be computed without a map; ``path`` are the answers of all to first decisions."""
+        places = self.positions.flip(0).tolist()
+        return [Piece(self.group.take(slice(i, i + 1)), path, attempt=1) for i in places]
+
     def as_whole(self) -> list[Piece]:
-        """[``whole``]; Refused if there is none, since the piece was cut."""
+        """[``whole``], or another attempt of a sample alone; Refused if there is none, since the piece was cut."""
+        if self.attempt:
+            attempt = self.attempt + 1
+            return [replace(self, attempt=attempt, path=self.path if attempt < _MAX_ATTEMPTS else ())]
         if self.whole is None:
             raise Refused(
                 "a decision of Python depends on random numbers, among samples that are too many for the memory: set "
@@ -148,9 +157,9 @@ class Partition:
     """The samples of a batch, divided into pieces, which a pass replaces by smaller ones if it must split them."""
 
     pieces: list[Piece]  # those with which a pass begins; after it, those that it has computed
-    # Called with a piece and 0, or with a sample computed alone and attempt 1, 2, ..., to seed its random numbers. By
-    # default they are not seeded, and every pass begins with the caller's, which it does not use up.
-    begin: Callable[[Piece, int], None] = lambda piece, attempt: None
+    # Called with each piece, to seed its random numbers. By default they are not seeded, and every pass begins with the
+    # caller's, which it does not use up.
+    begin: Callable[[Piece], None] = lambda piece: None
     checked: bool | None = None  # what may be computed twice to find memory: any piece (True), lone samples (False)
 
     @classmethod

@@ -74,7 +74,7 @@ def _loss_together(engine: GradientEngine, loss: Loss, group: Group, key: bytes)
         return None
     with random_states_of(key, engine.device), unchanged(engine.module, by_value=True):
         try:  # as one sample of several rows, so that the loss cannot keep a usable tensor of it
-            value = Pass([], 1, memory_budget=0).losses(lambda some: loss(group.record(some)), tensors)
+            value, _ = Pass([], 1, memory_budget=0).computed(lambda some: loss(group.record(some)), tensors)
         except Refused:
             raise
         except Exception:  # the loss takes a single record only, or cannot be mapped
@@ -84,7 +84,7 @@ def _loss_together(engine: GradientEngine, loss: Loss, group: Group, key: bytes)
 
 def _losses_alone(engine: GradientEngine, loss: Loss, group: Group, key: bytes) -> Tensor:
     """The loss of each of n records, shape (n,)."""
-    records = Partition([Piece(group)], lambda piece, attempt: seed_random_states(key, engine.device))
+    records = Partition([Piece(group)], lambda piece: seed_random_states(key, engine.device))
     try:
         return engine.losses(loss, records)
     except Refused:

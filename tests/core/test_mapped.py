@@ -268,7 +268,7 @@ def test_a_random_decision_has_its_law_and_goes_with_the_number_that_decided() -
 
     model, x = Built(None, w=nn.Parameter(torch.ones(()))), torch.ones(1000, 1)
     engine = GradientEngine(model, AutomaticClipping())
-    seeded = lambda piece, alone: torch.manual_seed(1000 * piece.stream[0] + piece.stream[1])  # noqa: E731
+    seeded = lambda piece: torch.manual_seed(1000 * piece.stream[0] + piece.stream[1])  # noqa: E731
     _, losses, norms = engine.clipped_sums(lambda x: loss(model, x), Partition(Partition.of(x).pieces, seeded))
     torch.testing.assert_close(losses, norms)
     waited, rest = losses.div(10, rounding_mode="floor"), losses.remainder(10)
