@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hyfreedp.gradients.functorch import is_wrapped
 from hyfreedp.gradients.isolation import inlined
-from hyfreedp.gradients.mapped import composed
+from hyfreedp.gradients.mapped import Pass, composed, replaces
 from hyfreedp.gradients.per_sample import widened
 from hyfreedp.gradients.pieces import Unmappable
 from hyfreedp.pytorch.devices import without_autocast
@@ -59,27 +59,14 @@ def _projected(q: Tensor, k: Tensor, v: Tensor, weight: Tensor, bias: Tensor | N
     return parts if q.shape[1] == k.shape[1] == 1 else [part.contiguous() for part in parts]  # whose heads are views
 
 
-def _reduced(losses: Tensor, reduction: int) -> Tensor:  # by default 0: nothing, unlike in torch.nn.functional
-    return losses if reduction == 0 else (losses.mean() if reduction == 1 else losses.sum())
-
-
-def _kl_div(input: Tensor, target: Tensor, reduction: int = 0, *, log_target: bool = False) -> Tensor:
-    losses = target.exp() * (target - input) if log_target else torch.xlogy(target, target) - target * input
-    return _reduced(losses, reduction)
-
-
-def _margin_ranking_loss(input1: Any, input2: Any, target: Any, margin: float = 0.0, reduction: int = 0) -> Tensor:
-    return _reduced((margin - target * (input1 - input2)).clamp_min(0), reduction)
-
-
-def _triplet_margin_loss(anchor: Any, positive: Any, negative: Any, *options: Any) -> Any:
-    margin, p, eps, swap, reduction = options
-    if not anchor.dim() == positive.dim() == negative.dim():
-        return NotImplemented
-    near, far = torch.pairwise_distance(anchor, positive, p, eps), torch.pairwise_distance(anchor, negative, p, eps)
-    if swap:
-        far = far.minimum(torch.pairwise_distance(positive, negative, p, eps))
-    return _reduced((margin + near - far).clamp_min(0), reduction)
+@replaces(torch.kl_div, torch.margin_ranking_loss, torch.triplet_margin_loss)
+def _decomposed(one_pass: Pass, func: Any, *args: Any, **named: Any) -> Any:
+    """By torch's own composition, for which functorch has no rule."""
+    own = getattr(torch.ops.aten, func.__name__).default
+    if "reduction" not in [one.name for one in own._schema.arguments[: len(args)]]:
+        named = {"reduction": 0} | named  # by default nothing is reduced, unlike in torch.nn.functional
+    loss = _widely(own.decompose, *one_pass.repeated(args), **one_pass.repeated(named))
+    return one_pass.mark(loss) if is_wrapped(loss) else loss
 
 
 def _written_back(name: str, x: Tensor, *args: Any, **named: Any) -> Any:
@@ -112,9 +99,6 @@ composed(_embedding_of_samples, F.embedding)
 composed(_embedding_bag, F.embedding_bag)
 composed(lambda condition, *args, **kw: NotImplemented if args or kw else condition.nonzero(as_tuple=True), torch.where)
 composed(Tensor.all, torch._is_all_true)  # which functorch maps wrongly; torch.distributions check arguments by it
-composed(partial(_widely, _kl_div), torch.kl_div)
-composed(partial(_widely, _margin_ranking_loss), torch.margin_ranking_loss)
-composed(partial(_widely, _triplet_margin_loss), torch.triplet_margin_loss)
 composed(inlined(F.multi_head_attention_forward, _in_projection_packed=_projected), F.multi_head_attention_forward)
 composed(inlined(F.gaussian_nll_loss), F.gaussian_nll_loss)  # it asks for values
 for _function in (F.kl_div, F.margin_ranking_loss, F.triplet_margin_loss, F.triplet_margin_with_distance_loss):
