@@ -6,7 +6,6 @@ autocast around the step, as in Lightning, is cleared, since it would not notice
 """
 
 import operator
-from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -34,18 +33,17 @@ class unchanged(AbstractContextManager[None]):
         groups: Any = [group for group in dist.distributed_c10d._world.pg_map if group.size() > 1]  # of processes
         self._messages = [(group, group._get_sequence_number_for_group()) for group in groups]
         layers = list(module.modules())
-        parameters, buffers = _tensors(layers, "_parameters"), _tensors(layers, "_buffers")
-        self._module, self._published = module, buffers | parameters
+        self._module, self._published = module, _published(layers)
         self._versions = {place: t._version for place, t in self._published.items()}
-        compared = self._published if by_value else buffers
-        self._copies = {place: t.detach().clone() for place, t in compared.items()}
-        self._require_gradients = [(p, p.requires_grad) for p in parameters.values()]
+        compared = [one for one in self._published.items() if by_value or not isinstance(one[1], nn.Parameter)]
+        self._copies = {place: t.detach().clone() for place, t in compared}
+        self._require_gradients = [(p, p.requires_grad) for p in module.parameters()]
         containers = [container for layer in layers for container in _containers(layer)]
         self._contents = [(container, container.copy()) for container in containers if container]
         self._empty = [container for container in containers if not container]
-        ids = {id(t) for t in buffers.values()}
+        ids = {id(t) for t in self._published.values()}
         others = [(old, key, t) for _, old in self._contents for key, t in _plain_tensors(old) if id(t) not in ids]
-        self._others = [(old, key, t, t.detach().clone()) for old, key, t in others]  # tensors that are no buffers
+        self._others = [(old, key, t, t.detach().clone()) for old, key, t in others]  # of attributes and caches
 
     def __exit__(self, kind: Any, *_: Any) -> None:
         changed = self._restore()
@@ -65,39 +63,31 @@ class unchanged(AbstractContextManager[None]):
             )
 
     def _restore(self) -> list[Place]:
-        """Undo all changes; returns the changed parameters and buffers without caches (non-persistent buffers)."""
+        """Undo all changes; returns the places in the state_dict of those that changed."""
         changed: list[Place] = []
         for old, key, t, copy in self._others:
             if bits_differ(t, copy):
-                old[key] = copy
-        differing: list[Any] = [(now, old) for now, old in self._contents if not _same_contents(now, old)]
-        differing += [(now, ()) for now in self._empty if now]
+                old[key] = copy  # a backward pass may need the values of the other tensor
+        differing: list[Any] = [(here, old) for here, old in self._contents if not _same_contents(here, old)]
+        differing += [(here, ()) for here in self._empty if here]
         if differing:
-            changed += _replaced(self._published, self._module)
+            now = _published([*self._module.modules()])
+            changed += [place for place in now | self._published if now.get(place) is not self._published.get(place)]
         for container, old in differing:
             container.clear()
             (container.extend if isinstance(container, list) else container.update)(old)
         for p, required in self._require_gradients:
             p.requires_grad_(required)
         for place, t in self._published.items():
-            if _restored(place, t, self._versions[place], self._copies.get(place)):
-                changed.append(place)
+            (layer, name), copy = place, self._copies.get(place)
+            if isinstance(layer, torch.jit.ScriptModule) and getattr(layer, name) is not t:
+                setattr(layer, name, t)
+            elif t._version == self._versions[place] and (copy is None or not bits_differ(t, copy)):
+                continue
+            if copy is not None:
+                t.data.copy_(copy)
+            changed.append(place)
         return changed
-
-
-def _restored(place: Place, tensor: Tensor, version: int, copy: Tensor | None) -> bool:
-    """Undo what was written into a parameter or buffer; returns whether it was, but False for a cache."""
-    layer, name = place
-    if isinstance(layer, torch.jit.ScriptModule) and getattr(layer, name) is not tensor:
-        setattr(layer, name, tensor)
-    elif tensor._version == version and (copy is None or not bits_differ(tensor, copy)):
-        return False
-    elif name in layer._non_persistent_buffers_set:
-        layer._buffers[name] = copy  # a backward pass may need the values of the other tensor
-        return False
-    if copy is not None:
-        tensor.data.copy_(copy)
-    return True
 
 
 def _containers(layer: nn.Module) -> list[Any]:
@@ -116,15 +106,15 @@ def _plain_tensors(container: Any) -> list[tuple[Any, Tensor]]:
     return [(key, t) for key, t in items if type(t) is Tensor and is_plain(t)]
 
 
-def _tensors(layers: Iterable[nn.Module], kind: str) -> dict[Place, Tensor]:
-    return {(layer, name): t for layer in layers for name, t in getattr(layer, kind).items() if t is not None}
-
-
-def _replaced(before: dict[Place, Tensor], module: nn.Module) -> list[Place]:
-    """The places of the state_dict that hold other parameters or buffers than before."""
-    now = _tensors(module.modules(), "_parameters") | _tensors(module.modules(), "_buffers")
-    other = [place for place in before | now if before.get(place) is not now.get(place)]
-    return [(layer, name) for layer, name in other if name not in layer._non_persistent_buffers_set]
+def _published(layers: list[nn.Module]) -> dict[Place, Tensor]:
+    """What the state_dict holds: buffers that are no caches (non-persistent), and parameters."""
+    return {
+        (layer, name): t
+        for kind in ("_buffers", "_parameters")
+        for layer in layers
+        for name, t in getattr(layer, kind).items()
+        if t is not None and name not in layer._non_persistent_buffers_set
+    }
 
 
 def _same_contents(here: Any, before: Any) -> bool:
