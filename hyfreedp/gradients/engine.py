@@ -214,13 +214,13 @@ class _Computation:
     def _computed(self, piece: Piece, decisions: Decisions) -> tuple[Tensor, Gradients]:
         """Losses (n,) and gradients of a piece by one map, or of a sample without one."""
         self.partition.begin(piece)
-        engine, group, module = self.engine, piece.group, self.engine.module
+        engine, group = self.engine, piece.group
         if piece.attempt:
-            mode: SingleSample | Pass = SingleSample(self.trained, decisions, module.parameters())
+            mode: SingleSample | Pass = SingleSample(self.trained, decisions, engine.module.parameters())
         else:
             budget, sharing, own = engine.memory_budget, engine._sharing, engine._own_factories
             mode = Pass(self.trained, len(group), decisions, memory_budget=budget, sharing=sharing, own_factories=own)
-        with unchanged(module), masks_traced():
+        with unchanged(engine.module), masks_traced():
             found = mode.computed(lambda some: one_number(self.loss(group.record(some, mode.met))), group.tensors)
         if piece.wanted is None:
             return found

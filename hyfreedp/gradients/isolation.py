@@ -115,9 +115,7 @@ class SingleSample(Isolated):
     def mark(self, t: Any) -> Any:
         return super().mark(t) if isinstance(t, Tensor) and id(t) not in self._guarded else t
 
-    def met(self, t: Tensor) -> None:
-        """Mark a tensor of the record that is within an object, or cannot be stacked."""
-        self.mark(t)
+    met = mark  # called with a tensor that is not stacked, of a record
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}

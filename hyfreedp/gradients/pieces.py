@@ -9,7 +9,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -98,7 +97,7 @@ class Piece:
     group: Group  # the samples that are mapped
     path: Path = ()  # their answers to the first decisions, as far as known; equal for all that are wanted
     wanted: Tensor | None = None  # positions in the group of the samples whose results are used; None for all
-    numbers_of: Piece | None = None  # the piece whose random numbers it repeats; None: it has its own
+    repeats: tuple[int, int] | None = None  # the name of the random numbers that it repeats; None: it has its own
     whole: Piece | None = None  # to compute instead if a decision depends on random numbers, if it was not cut
     attempt: int = 0  # of one sample that is computed without a map: 1, 2, ...; each draws other random numbers
 
@@ -112,19 +111,17 @@ class Piece:
         """Positions in the batch of the samples whose results are used."""
         return self.group.rows if self.wanted is None else self.group.rows[self.wanted]
 
-    @cached_property
+    @property
     def stream(self) -> tuple[int, int]:
         """The name of its random numbers: the first sample's place in the batch, the attempt or number of answers."""
-        if self.numbers_of is not None:
-            return self.numbers_of.stream
-        return int(self.group.rows[0]), self.attempt or len(self.path)
+        return self.repeats or (int(self.group.rows[0]), self.attempt or len(self.path))
 
     def split(self, parts: list[tuple[Path, Tensor]]) -> list[Piece]:
         """One piece for each path and the samples with these answers, given by their places in :attr:`positions`."""
         pieces = []
         for path, places in reversed(parts):
             positions = self.positions[places]
-            piece = Piece(self.group, path, positions, numbers_of=self)
+            piece = Piece(self.group, path, positions, repeats=self.stream)
             if self.wanted is None:  # it is not known whether decisions depend on random numbers
                 piece = Piece(self.group.take(positions), path, whole=piece)
             pieces.append(piece)
