@@ -121,9 +121,8 @@ class GradientEngine:
         parts: list[tuple[list[nn.Parameter], PerSampleGradients]] = []  # with their parameters, to be freed in turn
         small = [p for p, g in gradients.items() if isinstance(g, Instantiated) and 0 < p.numel() <= _SMALL]
         if small:
-            of_small: Any = ((p, gradients.pop(p)) for p in small)
-            rows = torch.cat([widened(g.gradients.reshape(len(g.gradients), -1)) for p, g in of_small], 1)
-            parts.append((small, Instantiated(rows)))
+            of_small: Any = map(gradients.pop, small)
+            parts.append((small, Instantiated(torch.cat([widened(g.rows) for g in of_small], 1))))
         parts += [([p], gradients.pop(p)) for p in list(gradients)]
         norms = torch.stack([g.squared_norms for _, g in parts]).sum(0).sqrt_()
         norms.nan_to_num_(nan=torch.inf, posinf=torch.inf)

@@ -329,7 +329,7 @@ class Pass(Isolated):
             raise Unmappable("a gradient within the loss")
         gradients = gradients.cheaper(self._room)
         if isinstance(gradients, Instantiated):
-            self._room -= p.numel() * max(4, gradients.gradients.element_size())
+            self._room -= p.numel() * max(4, gradients.rows.element_size())
         self._uses.setdefault(p, []).append(gradients)
 
 

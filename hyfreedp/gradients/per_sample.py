@@ -55,27 +55,24 @@ class PerSampleGradients(ABC):
 
 
 class Instantiated(PerSampleGradients):
-    """The gradients themselves, shape (B, *S)."""
+    """The gradients themselves, shape (B, *S), each as a row."""
 
     def __init__(self, gradients: Tensor) -> None:
-        self.gradients = gradients
+        self.rows = gradients.reshape(len(gradients), gradients.shape[1:].numel())
 
     @cached_property
     def squared_norms(self) -> Tensor:
-        return squared_row_norms(self._flat())
+        return squared_row_norms(self.rows)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        flat = widened(self._flat())
-        return (weights.to(flat.dtype) @ flat).view(self.gradients.shape[1:])
+        rows = widened(self.rows)
+        return weights.to(rows.dtype) @ rows
 
-    def instantiate(self) -> Tensor:
-        return self.gradients
+    def instantiate(self) -> "Instantiated":
+        return self
 
     def select(self, samples: Tensor | slice) -> "Instantiated":
-        return Instantiated(self.gradients[samples])
-
-    def _flat(self) -> Tensor:
-        return self.gradients.reshape(len(self.gradients), self.gradients.shape[1:].numel())
+        return Instantiated(self.rows[samples])
 
 
 class OuterProducts(PerSampleGradients):
@@ -118,9 +115,9 @@ class OuterProducts(PerSampleGradients):
             right = right * weights
         return left.flatten(0, 1).T @ right.flatten(0, 1)
 
-    def instantiate(self) -> Tensor:
+    def instantiate(self) -> Instantiated:
         """In float32 or wider: no form of a gradient is rounded to half precision."""
-        return widened(self.left).mT @ widened(self.right)
+        return Instantiated(widened(self.left).mT @ widened(self.right))
 
     def select(self, samples: Tensor | slice) -> "OuterProducts":
         return OuterProducts(self.left[samples], self._source[samples], self._right_of)
@@ -128,7 +125,7 @@ class OuterProducts(PerSampleGradients):
     def cheaper(self, memory: float) -> "OuterProducts | Instantiated":
         p, d = self.left.shape[2], self._right_of(self._source[:1]).shape[2]  # one sample, since all may take long
         fits = p * d * max(4, self.left.element_size()) <= memory
-        return self if keeps_factors(self.left.shape[1], p, d, fits) else Instantiated(self.instantiate())
+        return self if keeps_factors(self.left.shape[1], p, d, fits) else self.instantiate()
 
 
 def products(left: Tensor, right: Tensor) -> OuterProducts:

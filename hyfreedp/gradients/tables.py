@@ -115,5 +115,5 @@ def add_uses(uses: Sequence[PerSampleGradients]) -> PerSampleGradients:
             return TiedTable(table, parts[0])
     elif len(parts) == 1:
         return parts[0]
-    added = reduce(torch.add, (part.instantiate().flatten(1) for part in parts))  # (B, entries of S)
+    added = reduce(torch.add, (part.instantiate().rows for part in parts))  # (B, entries of S)
     return Instantiated(table.added_to(added.unflatten(1, (table.entries, -1))) if embeddings else added)
