@@ -91,7 +91,7 @@ class GradientEngine:
         losses, norms, trained = [], [], [p for p in self.module.parameters() if p.requires_grad]
         sums: dict[nn.Parameter, Tensor] = {}
         # Closed, so that the contexts that guard the model end even after an error here.
-        with closing(_Computation(self, loss, partition, trained).results()) as computed, random_states_kept(device):
+        with closing(_Computation(self, loss, partition, trained).results()) as computed:
             for rows, values, gradients in computed:
                 chosen = None if weights is None else weights[rows.to(weights.device, non_blocking=True)]
                 losses.append(values)
@@ -107,10 +107,9 @@ class GradientEngine:
     @torch.no_grad()
     def losses(self, loss: Loss, batch: Any) -> Tensor:
         """Losses (B,) at the current weights, without gradients; arguments as for :meth:`clipped_sums`."""
-        partition, device = Partition.of(batch), self.device
-        with random_states_kept(device):
-            results = _Computation(self, loss, partition).results()
-            return partition.in_order([values for _, values, _ in results], device)
+        partition = Partition.of(batch)
+        values = [values for _, values, _ in _Computation(self, loss, partition).results()]
+        return partition.in_order(values, self.device)
 
     def _add_clipped(self, sums: dict[nn.Parameter, Tensor], gradients: Gradients, weights: Tensor | None) -> Tensor:
         """Add sum_i w_i c_i g_i to ``sums``; returns the norms (n,), inf where not finite. Empties ``gradients``.
@@ -155,7 +154,7 @@ class _Computation:
         repeated: Any = None  # the piece to compute twice (the smallest one), its losses and sum of gradients
         smallest = MOST_TOGETHER + 1  # its size; that of a sample alone counts as 0
         reason = None  # why some samples are computed one at a time
-        with ExitStack() as guard:
+        with random_states_kept(engine.device), ExitStack() as guard:
             while todo:
                 piece = todo.pop()
                 decisions = Decisions(piece.path, piece.wanted)
@@ -184,9 +183,9 @@ class _Computation:
                     repeated, smallest = (piece, losses, _summed(losses, gradients)), size
                 done.append(piece)
                 yield piece.rows, losses, gradients
-        self.partition.pieces = done
-        if repeated is not None:
-            self._check_memoryless(*repeated)
+            self.partition.pieces = done
+            if repeated is not None:
+                self._check_memoryless(*repeated)
         if reason is not None and engine.fallback_reason is None:
             warnings.warn(SLOW.format(f"the loss does what cannot be mapped over them ({reason})"), stacklevel=6)
         engine.fallback_reason = reason or engine.fallback_reason

@@ -206,33 +206,27 @@ class Pass(Isolated):
 
     @contextmanager
     def entered(self) -> Iterator[None]:
-        """A context within the level, for code of the loss. It raises what an operation raised, even if caught."""
+        """A context within the level, for code of the loss. It raises the first error of an operation, even if caught.
+
+        The loss has caught that for all samples at once. So the piece is halved, again and again, until only the sample
+        that causes it is computed without a map.
+        """
         eager: Any = torch.compiler.set_stance("force_eager")  # compiled functions run uncompiled
-        ended = False
         try:
             with eager, functorch.intercepted(self._marked), self.level, self:
                 yield
-            ended = True
+            caught, half = self._raised, (self.level.size + 1) // 2
+            if caught is not None and self.level.size > 1 and not isinstance(caught, (Unmappable, Refused, Regroup)):
+                self._raised = Regroup(lambda piece: piece.cut(half))
         finally:
-            self._raise_again(caught=ended)
+            error, caught, self._raised = self._raised, None, None
+            try:
+                if error is not None:
+                    raise error
+            finally:
+                del error  # its traceback would keep this frame, and all tensors of the pass, alive
         if any(t._version != version for t, version in self.copied):
             raise Unmappable("a write into a tensor that as_strided views, or into its view")
-
-    def _raise_again(self, *, caught: bool) -> None:
-        """Raise the first error of an operation, even if the loss ``caught`` it, which it did for all samples at once.
-
-        A caught one halves the piece, again and again, until only the sample that causes it is computed without a map.
-        """
-        error, self._raised = self._raised, None
-        try:
-            if error is None:
-                return
-            if caught and self.level.size > 1 and not isinstance(error, (Unmappable, Refused, Regroup)):
-                half = (self.level.size + 1) // 2
-                raise Regroup(lambda piece: piece.cut(half))
-            raise error
-        finally:
-            del error  # its traceback would keep this frame, and all tensors of the pass, alive
 
     def _intercept(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """The result of an operation of the loss, by a replacement that takes it, or else by functorch."""
