@@ -79,13 +79,13 @@ class unchanged(AbstractContextManager[None]):
         for p, required in self._require_gradients:
             p.requires_grad_(required)
         for place, t in self._published.items():
-            (layer, name), copy = place, self._copies.get(place)
+            (layer, name), before = place, self._copies.get(place)
             if isinstance(layer, torch.jit.ScriptModule) and getattr(layer, name) is not t:
                 setattr(layer, name, t)
-            elif t._version == self._versions[place] and (copy is None or not bits_differ(t, copy)):
+            elif t._version == self._versions[place] and (before is None or not bits_differ(t, before)):
                 continue
-            if copy is not None:
-                t.data.copy_(copy)
+            if before is not None:
+                t.data.copy_(before)
             changed.append(place)
         return changed
 
