@@ -1,7 +1,6 @@
 """``python -m hyfreedp``: the noise that a budget needs; the privacy statement of a run; the epsilon of several."""
 
 import argparse
-import json
 import math
 import sys
 import warnings
@@ -18,7 +17,7 @@ from hyfreedp.accounting.composition import shares
 from hyfreedp.accounting.split import Allocation, NoiseSplit, Probe
 from hyfreedp.checks import check_count, check_delta
 from hyfreedp.preset import FIELDS, PRESETS, resolve
-from hyfreedp.statement import Statement, total_epsilon
+from hyfreedp.statement import Statement, as_json, total_epsilon
 
 
 class _Parser(argparse.ArgumentParser):
@@ -113,7 +112,7 @@ def _of_files(command: str, arguments: Sequence[str]) -> int:
     except (ValueError, OSError) as error:
         parser.error(str(error))
     if options.json:
-        print(json.dumps({"delta": options.delta, "epsilon": total, "of_each": alone}))
+        print(as_json({"delta": options.delta, "epsilon": total, "of_each": alone}))
         return 0
     for path, epsilon in zip(options.files, alone, strict=True):
         print(f"{epsilon:10.6f}  {path}")
@@ -145,8 +144,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{parser.prog}: warning: {warning.message}", file=sys.stderr)
     epsilons = shares(split)
     if options.json:
-        text = json.dumps({**split.to_dict(), "unit": split.unit, "shares": epsilons})
-        print(json.dumps(json.loads(text, parse_constant=lambda infinite: "inf"), indent=2))
+        print(as_json({**split.to_dict(), "unit": split.unit, "shares": epsilons}))
     else:
         print(_report(split, options.n, options.batch_size, epsilons))
     return 0

@@ -132,10 +132,7 @@ def check_optimizer(optimizer: Any) -> None:
 
 
 def check_model(module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """ValueError or TypeError unless it is a plain, whole model and the optimizer has all its trainable parameters.
-
-    Not one that is wrapped (data parallel, Opacus) or split over processes.
-    """
+    """ValueError or TypeError for a wrapped or divided model, or unless the optimizer has its trainable parameters."""
     check_type("module", module, nn.Module, "a torch.nn.Module, the model to train")
     for name, layer in module.named_modules():
         if isinstance(layer, DistributedDataParallel | DataParallel):

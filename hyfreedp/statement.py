@@ -194,8 +194,7 @@ class Statement:
         """The facts, and headline, epsilons and rho for other programs; infinite numbers become the string "inf"."""
         epsilons = [{"delta": delta, "epsilon": self.epsilon(delta)} for delta in self.deltas]
         computed = {"headline": self.headline, "guarantee": not self.without_guarantee, "epsilons": epsilons}
-        text = json.dumps({**computed, "rho": self.rho, **self.to_dict()})
-        return json.dumps(json.loads(text, parse_constant=lambda infinite: "inf"), indent=2)
+        return as_json({**computed, "rho": self.rho, **self.to_dict()})
 
     @classmethod
     def from_json(cls, text: str) -> Self:
@@ -241,6 +240,11 @@ def total_epsilon(runs: Sequence[Any], delta: float) -> float:
             "runs must draw batches by different seeds, but two have one: make all by one engine, or without seed="
         )
     return epsilon_of_runs([(run.split, run.steps) for run in statements], delta)
+
+
+def as_json(values: Mapping[str, Any]) -> str:
+    """Indented JSON, in which infinite numbers, for which JSON has no word, are the string "inf"."""
+    return json.dumps(json.loads(json.dumps(values), parse_constant=lambda word: "inf"), indent=2)
 
 
 def _up(number: float) -> str:
