@@ -154,7 +154,7 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
             learner.undo()  # reverts a look, unless the step's gradient was released
             raise
         finally:
-            self._clear()
+            self._make_ready()
             if record is not None:
                 self._run.history[t:] = [record.to_dict()]
         return record
@@ -175,7 +175,7 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
                 stacklevel=4,
             )
         self.rate_learner.on_step_start(t)
-        self._clear()
+        self._make_ready()
 
     def _check(self, t: int, loss: Loss, batch: Any) -> None:
         """Refuse model, loss or batch that are not what step t takes."""
@@ -195,8 +195,9 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
             _TRAINED.update((self.module, *trained))
         self.rate_learner.on_gradient(gradient)
 
-    def _clear(self) -> None:
-        if self._sampled:  # also if the step fails once its gradient is counted
+    def _make_ready(self) -> None:
+        """Let the loader go on with the next step's batch, also after a step that failed, and leave no gradients."""
+        if self._sampled:
             self.sampler.position = self.ledger.steps
         self._base.clear_gradients()
 
@@ -285,8 +286,7 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
             BudgetExhausted: this run has already released a step that the state has with other data.
         """
         self._run.load_state_dict(state)
-        if self._sampled:
-            self.sampler.position = self.ledger.steps
+        self._make_ready()
 
     def _describe(self) -> dict[str, str]:
         """Settings that must be equal in a loaded state, beside the noise split."""
