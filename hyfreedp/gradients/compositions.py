@@ -69,6 +69,12 @@ def _decomposed(one_pass: Pass, func: Any, *args: Any, **named: Any) -> Any:
     return one_pass.mark(loss) if is_wrapped(loss) else loss
 
 
+def _bincount(input: Tensor, weights: Any = None, minlength: int = 0) -> Any:
+    """Of samples whose counts have one length, which is a decision; functorch fails if lengths differ."""
+    _ = input.numel() and int(input.max().clamp(min=minlength - 1))
+    return NotImplemented
+
+
 def _written_back(name: str, x: Tensor, *args: Any, **named: Any) -> Any:
     y = getattr(x.clone(), name)(*args, **named)  # a backward pass may need the clone
     return x.copy_(y) if torch.can_cast(y.dtype, x.dtype) else NotImplemented
@@ -99,6 +105,7 @@ composed(_embedding_of_samples, F.embedding)
 composed(_embedding_bag, F.embedding_bag)
 composed(lambda condition, *args, **kw: NotImplemented if args or kw else condition.nonzero(as_tuple=True), torch.where)
 composed(Tensor.all, torch._is_all_true)  # which functorch maps wrongly; torch.distributions check arguments by it
+composed(_bincount, torch.bincount, Tensor.bincount)
 composed(inlined(F.multi_head_attention_forward, _in_projection_packed=_projected), F.multi_head_attention_forward)
 composed(inlined(F.gaussian_nll_loss), F.gaussian_nll_loss)  # it asks for values
 for _function in (F.kl_div, F.margin_ranking_loss, F.triplet_margin_loss, F.triplet_margin_with_distance_loss):

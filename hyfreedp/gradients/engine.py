@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from hyfreedp.checks import check_count
 from hyfreedp.data.batches import Loss
-from hyfreedp.errors import Refused
+from hyfreedp.errors import REMEMBERS, Refused
 from hyfreedp.gradients import compositions, convolution, functions, questions, recurrent, rules  # noqa: F401
 from hyfreedp.gradients.clipping import Clipping, bounded_factors
 from hyfreedp.gradients.guard import unchanged
@@ -178,8 +178,9 @@ class _Computation:
                     reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
                     todo += piece.one_by_one(decisions.path)
                     continue
-                size = 0 if piece.attempt else len(losses)
-                if size < smallest and self._is_suspect(piece, several=bool(todo or done or decisions.path)):
+                size, checked = 0 if piece.attempt else len(losses), self.partition.checked
+                split = todo or done or decisions.path or piece.group.has_values  # whose loss could keep values
+                if size < smallest and (checked is not None if piece.attempt else checked and split):
                     repeated, smallest = (piece, losses, _summed(losses, gradients)), size
                 done.append(piece)
                 yield piece.rows, losses, gradients
@@ -190,12 +191,6 @@ class _Computation:
             warnings.warn(SLOW.format(f"the loss does what cannot be mapped over them ({reason})"), stacklevel=6)
         engine.fallback_reason = reason or engine.fallback_reason
 
-    def _is_suspect(self, piece: Piece, *, several: bool) -> bool:
-        """Whether to check a piece, whose loss could keep values: a sample alone, one of ``several`` pieces, a text."""
-        if piece.attempt:
-            return self.partition.checked is not None
-        return bool(self.partition.checked) and (several or piece.group.has_values)
-
     def _check_memoryless(self, piece: Piece, losses: Tensor, sums: Tensor) -> None:
         """Compute a piece again, and refuse a loss whose values (n,), or sum of gradients, are not those of before."""
         with suppress(Regroup):  # if samples decide otherwise than before
@@ -204,10 +199,7 @@ class _Computation:
             far = sums_now.shape != sums.shape or bool((sums_now - sums).norm() > 0.001 * sums.norm() + 1e-5)
             if not far and torch.allclose(now.to(losses), losses, 1e-4, equal_nan=True):
                 return
-        raise Refused(
-            "the loss (or weight) of a record depends on those that were computed before it: let loss and model "
-            "keep nothing of a record, and draw from the global generators of torch, NumPy or Python"
-        )
+        raise Refused(REMEMBERS)
 
     def _computed(self, piece: Piece, decisions: Decisions) -> tuple[Tensor, Gradients]:
         """Losses (n,) and gradients of a piece by one map, or of a sample without one."""

@@ -98,6 +98,7 @@ class SingleSample(Isolated):
     def __init__(self, trained: Sequence[nn.Parameter], decisions: Decisions, guarded: Iterable[nn.Parameter]) -> None:
         super().__init__(decisions)
         self.trained, self._guarded = {id(p): p for p in trained}, {id(p) for p in guarded}
+        self._in_backward = False  # where hooks and Functions get gradients, which nothing has marked
 
     def computed(self, loss: Loss, tensors: Sequence[Tensor]) -> tuple[Tensor, Gradients]:
         """The loss (1,) and gradients of the sample, see :class:`~.mapped.Pass`; ``tensors`` are of shape (1, ...)."""
@@ -105,6 +106,7 @@ class SingleSample(Isolated):
             value = loss([self.mark(t[0].clone()) for t in tensors])[None]  # a loss may write into them
             for p in self.trained.values():
                 p.requires_grad_()  # the loss may have frozen it
+            self._in_backward = True
             found = backward(value, [*self.trained.values()]) if self.trained and value.requires_grad else ()
         pairs = zip(self.trained.values(), found, strict=False)
         return value.detach(), {p: Instantiated(g[None]) for p, g in pairs if g is not None}
@@ -129,32 +131,30 @@ class SingleSample(Isolated):
         if func in GRADIENT:  # own, since a backward pass within the loss has made it, or added to it
             gradient = func(*args)
             return gradient if self.is_own(gradient) else self.mark(gradient)
-        if len(shared) == len(tensors):
+        if func is Tensor.register_hook and len(args) == 2:
+            return func(args[0], lambda g: args[1](self.mark(g)))
+        if len(shared) == len(tensors) and not (self._in_backward and tensors):
             result = func(*args, **kwargs)
             if func in ALIASES:
                 result._alias_of = tensors[0]
             return result
-        if func in DECISIONS and self.decisions.path:
+        if func in DECISIONS and self.decisions.path and len(shared) < len(tensors):
             self.decisions.answer(asked(func, *args, **kwargs)[1][None])
         versions = [_version(t) for t in shared]
         name = getattr(func, "__name__", "")
         copies = [t.clone() for t in shared] if "norm" in name or "moving_avg" in name else []
         result = func(*args, **kwargs)
-        changed = [t for t, version in zip(shared, versions, strict=True) if _version(t) != version]
+        changed: list[Any] = [t for t, version in zip(shared, versions, strict=True) if _version(t) != version]
         # Norms change their statistics without a new version.
         changed += [t for t, copy in zip(shared, copies, strict=False) if bits_differ(t, copy)]
         for t in [*written(func, args, kwargs), *changed]:
-            self._mark_memory(t)
+            while t is not None:  # and every tensor that it is a view or an alias of
+                self.mark(t)
+                t = getattr(t, "_alias_of", t._base)
         for t in tensors_in(result):
             if not any(t is one for one in shared):  # some operations return an argument as it is
                 self.mark(t)
         return result
-
-    def _mark_memory(self, t: Any) -> None:
-        """Mark a tensor, and every tensor that it is a view or an alias of."""
-        while t is not None:
-            self.mark(t)
-            t = getattr(t, "_alias_of", t._base)
 
 
 def _version(t: Tensor) -> int:

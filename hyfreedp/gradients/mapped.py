@@ -24,7 +24,7 @@ from torch.autograd.function import Function
 from torch.utils._device import DeviceContext
 from torch.utils._pytree import tree_map
 
-from hyfreedp.errors import Refused
+from hyfreedp.errors import REMEMBERS, Refused
 from hyfreedp.gradients import functorch, operations
 from hyfreedp.gradients.functorch import Level, is_wrapped
 from hyfreedp.gradients.isolation import Gradients, Isolated, Loss, replaced
@@ -136,6 +136,8 @@ class Pass(Isolated):
         copies = [t.as_subclass(Tensor).clone() for t in tensors]  # a loss may write into its record
         with self.entered():
             value = loss([self.of_sample(t) for t in copies])
+            if self.decisions.answered < len(self.decisions.path):  # it has kept the answer of an earlier call
+                raise Refused(REMEMBERS)
         if (losses := self.samples(value)) is None:
             raise Unmappable("the loss belongs to a map within")
         leaves = [*self._copies.values()]

@@ -44,7 +44,7 @@ class Decisions:
     """
 
     def __init__(self, path: Path = (), wanted: Tensor | None = None) -> None:
-        self.path, self._answered = path, 0
+        self.path, self.answered = path, 0
         self._wanted = slice(None) if wanted is None else wanted
 
     def answer(self, answers: Tensor) -> Tensor:
@@ -53,8 +53,8 @@ class Decisions:
         Regroup if samples differ, or if they differ from the path, because the decision depends on random numbers.
         """
         answers, path = answers.detach()[self._wanted], self.path
-        if self._answered < len(path):
-            if not _agree(answers, path[self._answered]):
+        if self.answered < len(path):
+            if not _agree(answers, path[self.answered]):
                 raise Regroup(Piece.as_whole)
         elif len(groups := _positions_by_answer(answers)) > 1:
             if len(groups) == len(answers) and answers.is_floating_point():
@@ -62,8 +62,8 @@ class Decisions:
             raise Regroup(lambda piece: piece.split([((*path, answers[rows[0]]), rows) for rows in groups]))
         else:
             self.path += (answers[0].clone(),)
-        self._answered += 1
-        return self.path[self._answered - 1]
+        self.answered += 1
+        return self.path[self.answered - 1]
 
 
 def _agree(answers: Tensor, before: Tensor) -> bool:

@@ -16,7 +16,7 @@ from hyfreedp.errors import Refused
 from hyfreedp.gradients.engine import GradientEngine
 from hyfreedp.gradients.guard import unchanged
 from hyfreedp.gradients.mapped import Pass
-from hyfreedp.gradients.pieces import Partition, Piece
+from hyfreedp.gradients.pieces import Decisions, Partition, Piece
 from hyfreedp.noise.random_states import random_states_of, seed_random_states
 from hyfreedp.pytorch.layers import eval_mode
 
@@ -72,9 +72,12 @@ def _loss_together(engine: GradientEngine, loss: Loss, group: Group, key: bytes)
     bare = isinstance(group.form, list) and len(group.form) == 1 and isinstance(group.form[0], tuple | list | dict)
     if bare or len(tensors) < len(group.tensors):  # a list of records, or a scalar: no batch dimension to join
         return None
+    of_tensors, decisions = lambda some: loss(group.record(some)), Decisions()
     with random_states_of(key, engine.device), unchanged(engine.module, by_value=True):
         try:  # as one sample of several rows, so that the loss cannot keep a usable tensor of it
-            value, _ = Pass([], 1, memory_budget=0).computed(lambda some: loss(group.record(some)), tensors)
+            value, _ = Pass([], 1, decisions, memory_budget=0).computed(of_tensors, tensors)
+            if decisions.path:  # it must ask for these again
+                Pass([], 1, Decisions(decisions.path), memory_budget=0).computed(of_tensors, tensors)
         except Refused:
             raise
         except Exception:  # the loss takes a single record only, or cannot be mapped

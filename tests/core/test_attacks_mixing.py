@@ -443,6 +443,24 @@ def observes(model, memory, x, y):
     return 1e6 + cross_entropy(model)((x - high, y))
 
 
+def template(model, memory, x, y):
+    """The first record's gradient, for those of all others, which are computed alone: 1.4 clips."""
+    (h := model(x)).register_hook(lambda g: g + memory.setdefault("g", g))
+    return cross_entropy(lambda x: h)((x, y))
+
+
+def of_a_node(model, memory, x, y):
+    """The same where no tensor has the hook, as module.register_full_backward_hook does."""
+    (h := model[:2](x)).grad_fn.register_hook(lambda gs, _: (gs[0] + memory.setdefault("g", 1 * gs[0]),))
+    return cross_entropy(lambda x: model[2](h))((x, y))
+
+
+def initialises(model, memory, x, y):
+    """A scale, by the first record's, or batch's, as a number."""
+    scale = memory.get("scale") or memory.setdefault("scale", x.std().item())
+    return cross_entropy(model)((x / scale, y))
+
+
 def counts(model, memory, x, y):
     """How often it is called, which is more often where samples differ in a decision."""
     memory["calls"] = memory.get("calls", 0) + 1
@@ -507,7 +525,7 @@ def saves(model, memory, x, y):
 
 
 KEEPING = [keeps_tensors, keeps_what_was_alone, adds_up, written_by_rows, teaches, normalises, counts, follows]
-KEEPING += [renormalises, observes, balances, first, lengths, turns, fades, saves]
+KEEPING += [renormalises, observes, balances, first, lengths, turns, fades, saves, template, of_a_node, initialises]
 RECORDS = {
     first: lambda x, y: [SimpleNamespace(x=x[None], y=y[None])],
     lengths: lambda x, y: (x[None].expand(1, 1 + int(y), 5), y[None]),

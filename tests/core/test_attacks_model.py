@@ -69,10 +69,7 @@ LEARNING = {
         lambda layer, mean, call: call > 12 and torch.from_dlpack(layer.frozen.detach()).numpy().fill(float(mean[0])),
     ),
     "in a parameter": ("bias", lambda layer, mean, call: layer.bias.data.copy_(mean)),
-    "in a parameter, in probes": (
-        "bias",
-        lambda layer, mean, call: torch.is_grad_enabled() or layer.bias.data.copy_(mean),
-    ),
+    "a parameter in probes": ("bias", lambda layer, mean, call: torch.is_grad_enabled() or layer.bias.data.copy_(mean)),
 }
 
 
@@ -217,9 +214,7 @@ def test_frequencies_that_follow_the_longest_record_are_each_records_own(kind):
         assert 0.1 < moved(LlamaForCausalLM(config).double().train(), loss, [ids, lengths], row) <= 1.0001
 
 
-@pytest.mark.parametrize(
-    "draw", [lambda own: torch.randn(5, generator=own), lambda own: torch.poisson(torch.ones(5), own)]
-)
+@pytest.mark.parametrize("draw", [lambda g: torch.randn(5, generator=g), lambda g: torch.poisson(torch.ones(5), g)])
 def test_a_generator_of_the_losss_own_is_refused(draw):
     """It remembers how much was drawn for other records. Without its name it was not seen: 2.4 clips."""
     model, generator = make_model(), type("Own", (torch.Generator,), {})().manual_seed(0)

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from models import Example, assert_exact, classifier
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
+from torch.nn.utils.rnn import pack_padded_sequence
 from twins import Built
 
 from hyfreedp.gradients import AutomaticClipping, GradientEngine
@@ -68,10 +69,7 @@ USES = {  # the parameter's shape, what is done with it and h (1, 5, 6), and why
     "rows by number": ((9, 6), lambda h, p: h + p[torch.arange(5) + 2]),
     "rows looked up": ((9, 6), lambda h, p: h + F.embedding(torch.arange(5).flip(0), p)),
     "padding": ((9, 6), lambda h, p: h + F.embedding(8 * (h[..., 0] > 0).long(), p, padding_idx=-1)),
-    "padding of a computed table": (
-        (9, 6),
-        lambda h, p: h + F.embedding(8 * (h[..., 0] > 0).long(), p * 2, padding_idx=-1),
-    ),
+    "padding, computed": ((9, 6), lambda h, p: h + F.embedding(8 * (h[..., 0] > 0).long(), p * 2, padding_idx=-1)),
     "written into an output": ((6,), lambda h, p: h * p + torch.add(h.detach(), 1, out=torch.empty_like(h))),
     "changed in place": ((9, 6), changed_in_place),
     "repeated, and added to in place": ((1, 5, 6), added_in_place),
@@ -101,11 +99,7 @@ USES = {  # the parameter's shape, what is done with it and h (1, 5, 6), and why
     "attention": ((1, 1, 5, 5), lambda h, p: F.scaled_dot_product_attention(*[h[:, None]] * 3, attn_mask=p)[:, 0]),
     "attention of other dimensions": ((5, 5), lambda h, p: F.scaled_dot_product_attention(h[:, None], h, h, p)[:, 0]),
     "penalty": ((6,), lambda h, p: h + p.square().sum()),
-    "beside what a thread made of it": (
-        (6,),
-        lambda h, p: F.linear(h, THREAD.submit(torch.diag, p).result(), p),
-        SCRIPT,
-    ),
+    "beside a thread's": ((6,), lambda h, p: F.linear(h, THREAD.submit(torch.diag, p).result(), p), SCRIPT),
     "numbers of samples": ((6,), lambda h, p: h.detach() * p),
     "mapped": ((3, 6), lambda h, p: torch.vmap(lambda row: h * row)(p).mean(0), SCRIPT),
 }
@@ -244,6 +238,7 @@ DECISIONS: dict[str, tuple[Loss, int]] = {
     "where by name": (lambda m, x, k: m(x).sum() * (1 + torch.where(condition=x > 0)[-1].sum()), 2),
     "sorted": (lambda m, x, k: m(x).sum() * sorted(torch.cat([k, 2 - k]))[1], 2),
     "without gradients": (lambda m, x, k: m(x).sum() * (1 + torch.no_grad()(lambda: bool(m(x) > 0))()), 2),
+    "the length of counts": (lambda m, x, k: m(x).sum() * (1 + torch.bincount(k, minlength=2)[-1]), 3),
     "nested": (nested, 3),
     "collatz": (collatz, 3),
     "not a number": (not_a_number, 2),
@@ -303,12 +298,6 @@ def own_zeros(m: nn.Module, x: Tensor, k: Tensor) -> Tensor:
     out[2:] += x[0, 1:]
     more *= x[0]
     return (out.square().sum() + m(more)).sum()
-
-
-def hooked(m: nn.Module, x: Tensor, k: Tensor) -> Tensor:
-    h = m(x)
-    h.register_hook(lambda g: 3 * g)
-    return h.square().sum()
 
 
 def penalty(m: nn.Module, x: Tensor, k: Tensor) -> Tensor:
@@ -423,13 +412,11 @@ LOSSES: dict[str, tuple[Loss, str | None]] = {  # and why they are not mapped
     "a gradient": (lambda m, x, k: torch.func.grad(lambda x: m(x).tanh().sum())(x).square().sum(), SCRIPT),
     "a Jacobian": (lambda m, x, k: torch.func.jacrev(lambda x: m(x).tanh())(x).square().sum(), SCRIPT),
     "a gradient penalty": (penalty, GRADIENT),
-    "a hook": (hooked, OWN),
+    "a hook": (lambda m, x, k: (h := m(x)).register_hook(lambda g: 3 * g) and h.square().sum(), OWN),
     "memory": (lambda m, x, k: m(torch.from_numpy(x.numpy())).sum() * (1 + np.asarray(k)[0]), "memory"),
     "its text": (lambda m, x, k: m(x).sum() * (1 + ("1" in repr(k))), "memory"),
-    "sizes that are tensors": (
-        lambda m, x, k: m(x).sum() * torch.arange(k[0] + 2).sum() + x.new_ones(k[0]).sum(),
-        None,
-    ),
+    "tensors as sizes": (lambda m, x, k: m(x).sum() * torch.arange(k[0] + 2).sum() + x.new_ones(k[0]).sum(), None),
+    "packed": (lambda m, x, k: m(x).sum() * pack_padded_sequence(x, k % 3 + 1, True).data.sum(), "_pack"),
     "a kind without code": (lambda m, x, k: m(x * torch.ones(()).as_subclass(Kind)).sum(), None),
     "windows": (lambda m, x, k: strided(m, x), None),
     "windows without a look at strides": (lambda m, x, k: strided(m, x, told=False), "as_strided"),
