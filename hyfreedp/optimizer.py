@@ -114,7 +114,7 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
         the gradient, weights and rate are restored, but the look is counted. The first step warns if another private
         run of this process has trained a layer of the model.
         """
-        t, learner = self.ledger.steps, self.rate_learner
+        t, learner, place = self.ledger.steps, self.rate_learner, len(self._run.history)
         look = record = probed = None
         self._begin(t)
         kind = self.split.probe if self.split.is_probe_step(t) else "none"  # of the release beside the gradient's
@@ -135,7 +135,7 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
             eta = learner.eta * self.plan.rate_factor(t)
             eta = 0.0 if math.isnan(eta) else eta  # no rate is known yet if all gradients so far were zero
             record = StepRecord(t, eta, None, look)
-            self._run.history[t:] = [record.to_dict()]  # now, so that no interrupt loses it
+            self._run.history[place:] = [record.to_dict()]  # now, so that no interrupt loses it
             if kind == "losses":
                 move = self._base.step_along(gradient, eta)  # line 5
                 try:
@@ -156,7 +156,7 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
         finally:
             self._make_ready()
             if record is not None:
-                self._run.history[t:] = [record.to_dict()]
+                self._run.history[place:] = [record.to_dict()]
         return record
 
     def _begin(self, t: int) -> None:
