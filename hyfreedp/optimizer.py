@@ -72,7 +72,7 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
         super().__init__(optimizer)
         self.module = module = gradient_engine.module
         self.plan, self.ledger = plan, PrivacyLedger(plan.split)
-        self.sampler, self._sampled = sampler, not without_guarantee
+        self._sampler, self._sampled = sampler, not without_guarantee
         learned, decays = self.split.probe != "none", plan.preset.decay != "none"
         self._base = BaseOptimizer(optimizer, module, learned=learned, decays=decays)
         self.gradient_engine, self.processes, self.diagnostics = gradient_engine, processes, diagnostics
@@ -210,6 +210,11 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
     def split(self) -> NoiseSplit:
         """The noise multipliers of the run, and which of its steps have a probe or look."""
         return self.plan.split
+
+    @property
+    def sampler(self) -> PoissonSampler:
+        """The Poisson sampler of the loader."""
+        return self._sampler
 
     @property
     def eta(self) -> float:

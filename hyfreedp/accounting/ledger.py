@@ -20,14 +20,18 @@ class PrivacyLedger:
     another tag it is a second release of the same batch, which is refused if this ledger knows of the first.
 
     Attributes:
-        split: the plan of the run, with its noise multipliers.
         steps: number of steps made; also the index t = 0, 1, ... of the next one.
         released: the tags of each released step. After an older state was loaded, some steps are still to be repeated.
     """
 
     def __init__(self, split: NoiseSplit) -> None:
-        self.split, self.steps = split, 0
+        self._split, self.steps = split, 0
         self.released: list[list[int | None]] = []
+
+    @property
+    def split(self) -> NoiseSplit:
+        """The plan of the run, with its noise multipliers."""
+        return self._split
 
     def check(self) -> None:
         """BudgetExhausted if all planned steps were made."""
