@@ -28,7 +28,6 @@ from hyfreedp.gradients.validate import check_module
 from hyfreedp.noise.random_states import random_states_kept
 from hyfreedp.pytorch.devices import without_autocast
 
-Parameters = Sequence[nn.Parameter]
 _NO_GRADIENT = "loss must have a gradient by the model: is it under no_grad, detached, or by another model?"
 _CALLED = "The loss gets one record, a batch of one row, and calls no backward(): see docs/usage.md, 'The loss'"
 # Parts of what torch says if a loss writes a sample's value into a new tensor, made by ``torch.zeros`` and the like.
@@ -146,7 +145,7 @@ class _Computation:
     engine: GradientEngine
     loss: Loss
     partition: Partition  # afterwards it has the pieces that were computed
-    trained: Parameters = ()
+    trained: Sequence[nn.Parameter] = ()
 
     def results(self) -> Generator[tuple[Tensor, Tensor, Gradients], None, None]:
         """Yields for each piece the positions of its samples in the batch, their losses (n,) and gradients."""
