@@ -162,11 +162,10 @@ class _Computation:
                 except Regroup as regroup:
                     todo += regroup.pieces(piece)
                     continue
-                except (Refused, torch.OutOfMemoryError, MemoryError):
-                    raise
                 except Exception as error:
                     if piece.attempt:  # a wrong loss raises its error again
                         error.add_note(_CALLED)
+                    if piece.attempt or isinstance(error, (Refused, torch.OutOfMemoryError, MemoryError)):
                         raise
                     if not engine._own_factories and any(text in str(error) for text in _INTO_FRESH):
                         engine._own_factories = True
