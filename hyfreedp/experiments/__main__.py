@@ -147,8 +147,7 @@ def _reproduce(options: argparse.Namespace) -> int:
         jobs = plan(notebooks.sources(options.only), options.profile, dict(options.settings))
     except (TypeError, ValueError) as error:
         options.error(str(error))
-    whole = not options.only
-    return reproduce(jobs, options.profile, workers=options.jobs, fresh=options.fresh, remake=whole)
+    return reproduce(jobs, options.profile, workers=options.jobs, fresh=options.fresh, remake=not options.only)
 
 
 def _update(options: argparse.Namespace) -> None:

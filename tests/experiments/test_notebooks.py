@@ -61,11 +61,13 @@ def test_parameters_are_plain_checked_and_know_every_profile(source):
     # papermill passes these unchanged; a tuple would arrive as a string
     assert {type(value) for value in defaults.values()} <= {str, int, float, bool, list}
     parameters, check = [cell.source for cell in jupytext.read(source).cells if cell.cell_type == "code"][:2]
-    exec(f"{parameters}\n{check}", {})
+    namespace = {}  # of a kernel in which cells run again
     for profile in notebooks.PROFILES:
-        exec(f"{parameters}\nprofile = {profile!r}\n{check}", {})
-    with pytest.raises(ValueError, match="got 'lapto'"):
-        exec(f"{parameters}\nprofile = 'lapto'\n{check}", {})
+        exec(f"{parameters}\nprofile = {profile!r}\n{check}\nlater = 7", namespace)
+    numbers = dict.fromkeys((name for name, value in defaults.items() if type(value) in (int, float)), -1)
+    for name, wrong in {"profile": "lapto", **numbers}.items():
+        with pytest.raises(ValueError, match=f"parameter {name}.* got {wrong!r}"):
+            exec(f"{parameters}\n{name} = {wrong!r}\n{check}", {})
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -88,21 +89,14 @@ def games(
     """:func:`game` for two observers, with the losses of each seed (``probed``) at ``step``; and the cells' names."""
     task, tables, cells = TASKS["digits"], [], []
     common: dict[str, Any] = {"expected_batch_size": task.batch_size, "sigmas": sigmas, "weakenings": weakenings}
-    for seed, table in enumerate(probed):
-        for observer, part, rate in (
-            ("sees a random batch", "train", task.batch_size / task.train_size),
-            ("knows the others", "batch", 1.0),
-        ):
-            arguments = common | {
-                "others": losses_of(table, step, part).tolist(),
-                "outlier": losses_of(table, step, "outlier").ravel().tolist(),
-                "distance": distance_of(table, step),
-                "sample_rate": rate,
-                "runs": runs,
-                "seed": seed,
-            }
-            cells.append(f"cell game-{key_of(arguments)}")
-            tables.append(cached(folder, game, **arguments).assign(observer=observer, seed=seed))
+    rates = {"train": task.batch_size / task.train_size, "batch": 1.0}
+    observers = {"train": "sees a random batch", "batch": "knows the others"}
+    for (seed, table), part in product(enumerate(probed), rates):
+        arguments = common | {"sample_rate": rates[part], "runs": runs, "seed": seed}
+        arguments |= {"others": losses_of(table, step, part).tolist(), "distance": distance_of(table, step)}
+        arguments["outlier"] = losses_of(table, step, "outlier").ravel().tolist()
+        cells.append(f"cell game-{key_of(arguments)}")
+        tables.append(cached(folder, game, **arguments).assign(observer=observers[part], seed=seed))
     return pd.concat(tables), cells
 
 

@@ -57,9 +57,8 @@ class Job:
     def command(self) -> str:
         """The command line for this notebook alone."""
         settings = [f"{name}={value}" for name, value in self.parameters.items() if name != "profile"]
-        words = ["python", "-m", "hyfreedp.experiments", "reproduce", "--profile", self.parameters["profile"]]
-        words += ["--only", self.name]
-        return shlex.join([*words, "--set", *settings] if settings else words)
+        text = f"python -m hyfreedp.experiments reproduce --profile {self.parameters['profile']} --only {self.name}"
+        return f"{text} --set {shlex.join(settings)}" if settings else text
 
     @property
     def done(self) -> bool:

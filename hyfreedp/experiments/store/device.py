@@ -9,5 +9,4 @@ from hyfreedp.pytorch.devices import CPU
 
 def default_device() -> torch.device:
     """The accelerator that PyTorch was built for (CUDA, ROCm, XPU or MPS), or the CPU if there is none."""
-    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    return CPU if found is None else found
+    return (torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None) or CPU

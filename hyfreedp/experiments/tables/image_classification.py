@@ -14,14 +14,7 @@ from hyfreedp.experiments.models.image_models import MODELS, Tuning
 from hyfreedp.experiments.runs.cells import reader
 from hyfreedp.experiments.store.files import markdown_table
 from hyfreedp.experiments.store.paths import workspace
-from hyfreedp.experiments.store.verdicts import (
-    COMPARABLE,
-    POOR,
-    Verdict,
-    Whose,
-    mean_interval,
-    over_data_sets,
-)
+from hyfreedp.experiments.store.verdicts import COMPARABLE, POOR, Verdict, Whose, mean_interval, over_data_sets
 from hyfreedp.experiments.tables import paper, plan
 from hyfreedp.experiments.tables.grid import train_missing
 from hyfreedp.experiments.tables.plan import COLUMNS, LEARNED, RATES, ROWS, SCALES, TABLE, TITLES, Scale, entries, table
