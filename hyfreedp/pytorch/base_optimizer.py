@@ -45,6 +45,8 @@ class BaseOptimizer:
             raise ValueError(
                 "optimizer's groups have an 'lr_scale', which only timm's schedulers apply: multiply each 'lr' by it"
             )
+        if learned and any(group.get("maximize") for group in optimizer.param_groups):
+            raise ValueError("optimizer must not have maximize=True if its rate is learned: return the loss times -1")
         if not all(rate > 0 for rate in rates):
             why = "whose ratios are kept: make a warm-up scheduler afterwards"
             raise ValueError(f"optimizer must have positive learning rates, {why}; got {rates}")
