@@ -108,7 +108,7 @@ class HyFreeDPOptimizer(Unprepared, OptimizerWrapper):
             RuntimeError: the batch is not the loader's last, another run has the optimizer, a process failed or forked.
 
         NaN and +infinity count as the largest loss, gradients that are not finite as zero. If all records have such,
-        the step is made of noise alone; only ``diagnostics=True`` warns of it, since the warning is not private.
+        the first step is refused, and others are made of noise alone, of which only ``diagnostics=True`` warns.
 
         If a probe raises an error, the step is made at the old rate, and counted. If an error occurs between a look and
         the gradient, weights and rate are restored, but the look is counted. The first step warns if another private

@@ -28,7 +28,7 @@ from hyfreedp.gradients.validate import check_module
 from hyfreedp.noise.random_states import random_states_kept
 from hyfreedp.pytorch.devices import without_autocast
 
-_NO_GRADIENT = "loss must have a gradient by the model: is it under no_grad, detached, or by another model?"
+_NO_GRADIENT = "loss must have a gradient by the model: is it under no_grad, detached, reentrant, or by another model?"
 _CALLED = "The loss gets one record, a batch of one row, and calls no backward(): see docs/usage.md, 'The loss'"
 # Parts of what torch says if a loss writes a sample's value into a new tensor, made by ``torch.zeros`` and the like.
 _INTO_FRESH = ("doesn't match the broadcast shape", "more elements than `self`", "inplace randomness on an unbatched")

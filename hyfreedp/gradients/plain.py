@@ -7,6 +7,7 @@ batch. This protects users from mistakes, not their data: the only result is an 
 """
 
 import warnings
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from torch import Tensor
 from hyfreedp.data.batches import Group, Loss
 from hyfreedp.errors import Refused
 from hyfreedp.gradients.engine import GradientEngine
+from hyfreedp.gradients.functorch import is_wrapped
 from hyfreedp.gradients.guard import unchanged
 from hyfreedp.gradients.mapped import Pass
 from hyfreedp.gradients.pieces import Decisions, Partition, Piece
@@ -26,34 +28,35 @@ def check_plain_loss(engine: GradientEngine, loss: Loss, partition: Partition, k
     """ValueError if the loss of a batch is neither its records' losses nor a (weighted) sum or mean of them.
 
     It is computed in eval mode, with random numbers of ``key``. A loss that draws random numbers or takes only single
-    records cannot be compared, and passes. ValueError, too, if the loss takes several records but fails for one.
-    Returns whether the check is done; False if there were too few records, so that the next step must repeat it.
+    records cannot be compared, and passes. ValueError, too, if the loss takes several records but fails for one, does
+    not use its record, or is finite for none. Returns whether it is done; False, to be repeated, for too few records.
     """
     group = max((piece.group for piece in partition.pieces), key=len, default=None)
     if group is None or len(group) < 2:
         return False
     with eval_mode(engine.module.modules()), warnings.catch_warnings(action="ignore"):
-        _compare(engine, loss, group.take(slice(0, 3)), key)
+        _compare(engine, loss, group.take(slice(0, 3)), partition, key)
     return True
 
 
-def _compare(engine: GradientEngine, loss: Loss, group: Group, key: bytes) -> None:
-    """ValueError as by :func:`check_plain_loss`, from these records."""
+def _compare(engine: GradientEngine, loss: Loss, group: Group, partition: Partition, key: bytes) -> None:
+    """ValueError as by :func:`check_plain_loss`, from some records of the batch."""
     together = _loss_together(engine, loss, group, key)
     if together is None:
         return
-    alone = _losses_alone(engine, loss, group, key).to(together)
+    alone = _losses_alone(engine, loss, [Piece(group)], key).to(together)
+    finite = int(alone.isfinite().sum())
+    if not (finite or together.isfinite().any() or _losses_alone(engine, loss, partition.pieces, key).isfinite().any()):
+        raise ValueError("no record of the first batch has a finite loss: look for NaN in data, labels and collate_fn")
     if any(_same(together, expected) for expected in (alone, alone.mean()[None], alone.sum()[None])):
         return
-    finite = int(alone.isfinite().sum())
     if 0 < finite < len(alone) or (finite == 0 and not together.isfinite().all()):
         return  # a record's loss is not finite
     if alone.any() and not _same(together, _loss_together(engine, loss, group, key + b"again"), 1e-6):
         return  # the loss draws random numbers; but contrasts of one record are 0 whatever it draws
     rows = list(range(len(group)))
-    subsets = [rows]
-    if len(together) == 1 and finite:  # it may be a weighted mean: then so is that of any two, or of one twice
-        subsets = [[i, j] for i in rows for j in rows[i:]]
+    # One number may be a weighted mean: then so is that of any two records, or of one twice.
+    subsets = [[i, j] for i in rows for j in rows[i:]] if len(together) == 1 and finite else [rows]
     for some in subsets:
         value, theirs = _loss_together(engine, loss, group.take(torch.tensor(some)), key), alone[some]
         slack = 1e-5 + 1e-3 * theirs.abs().max()
@@ -72,7 +75,14 @@ def _loss_together(engine: GradientEngine, loss: Loss, group: Group, key: bytes)
     bare = isinstance(group.form, list) and len(group.form) == 1 and isinstance(group.form[0], tuple | list | dict)
     if bare or len(tensors) < len(group.tensors):  # a list of records, or a scalar: no batch dimension to join
         return None
-    of_tensors, decisions = lambda some: loss(group.record(some)), Decisions()
+    decisions = Decisions()
+
+    def of_tensors(some: Sequence[Tensor]) -> Tensor:
+        value = loss(group.record(some))
+        if some and not group.has_values and not is_wrapped(value) and value.any():  # zero is what to give a bad record
+            raise Refused("loss must depend on its argument, one record: write x, y = record in it")
+        return value
+
     with random_states_of(key, engine.device), unchanged(engine.module, by_value=True):
         try:  # as one sample of several rows, so that the loss cannot keep a usable tensor of it
             value, _ = Pass([], 1, decisions, memory_budget=0).computed(of_tensors, tensors)
@@ -85,9 +95,9 @@ def _loss_together(engine: GradientEngine, loss: Loss, group: Group, key: bytes)
     return value.flatten() if value.is_floating_point() and value.numel() in (1, len(group)) else None
 
 
-def _losses_alone(engine: GradientEngine, loss: Loss, group: Group, key: bytes) -> Tensor:
+def _losses_alone(engine: GradientEngine, loss: Loss, pieces: list[Piece], key: bytes) -> Tensor:
     """The loss of each of n records, shape (n,)."""
-    records = Partition([Piece(group)], lambda piece: seed_random_states(key, engine.device))
+    records = Partition(list(pieces), lambda piece: seed_random_states(key, engine.device))
     try:
         return engine.losses(loss, records)
     except Refused:

@@ -196,9 +196,9 @@ def _cross_entropy(one_pass: Pass, func: Any, input: Any, target: Any, weight: A
     reduction, ignored = named["reduction"], named["ignore_index"]
     if x is not None and y is not None and x.dim() == 2 and y.dim() >= 2:
         raise RuntimeError(f"input of shape {tuple(input.shape)} and target of shape {tuple(target.shape)}")
-    if x is None or y is None or x.dim() < 3 or y.is_floating_point() or is_wrapped(weight):
+    if x is None or y is None or x.dim() < 3 or y.is_floating_point() or not (is_wrapped(input) or is_wrapped(target)):
         return NotImplemented
-    if one_pass.is_trained(weight) or (named["size_average"], named["reduce"]) != (None, None):  # reduction's old names
+    if is_wrapped(weight) or one_pass.is_trained(weight) or {named["size_average"], named["reduce"]} != {None}:
         return NotImplemented
     losses = NN.cross_entropy_loss(x.flatten(0, 1), y.flatten(0, 1), weight, 0, ignored, named["label_smoothing"])
     losses = losses.unflatten(0, x.shape[:2])

@@ -80,10 +80,9 @@ class Processes:
         for rank, other in enumerate(others, start=1):
             for name in first:
                 if other[name] != first[name]:
-                    here, there = _from_difference(first[name], other[name])
+                    a, b = _from_difference(first[name], other[name])
                     raise ValueError(
-                        f"all processes must be given the same run, but {name} is {here} on rank 0 and {there} on rank "
-                        f"{rank}"
+                        f"all processes must be given the same run, but {name} is {a} on rank 0 and {b} on rank {rank}"
                     )
 
     def check_same(self, number: int) -> None:
