@@ -33,17 +33,17 @@ class unchanged(AbstractContextManager[None]):
         groups: Any = [group for group in dist.distributed_c10d._world.pg_map if group.size() > 1]  # of processes
         self._messages = [(group, group._get_sequence_number_for_group()) for group in groups]
         layers = list(module.modules())
-        self._module, self._published = module, _published(layers)
-        self._versions = {place: t._version for place, t in self._published.items()}
-        compared = [one for one in self._published.items() if by_value or not isinstance(one[1], nn.Parameter)]
+        self._module, self._registered = module, _registered(layers)
+        self._versions = {place: t._version for place, t in self._registered.items()}
+        compared = [(place, t) for place, t in self._registered.items() if by_value or place[1] in place[0]._buffers]
         self._copies = {place: t.detach().clone() for place, t in compared}
         self._require_gradients = [(p, p.requires_grad) for p in module.parameters()]
         containers = [container for layer in layers for container in _containers(layer)]
         self._contents = [(container, container.copy()) for container in containers if container]
         self._empty = [container for container in containers if not container]
-        ids = {id(t) for t in self._published.values()}
+        ids = {id(t) for t in self._registered.values()}
         others = [(old, key, t) for _, old in self._contents for key, t in _plain_tensors(old) if id(t) not in ids]
-        self._others = [(old, key, t, t.detach().clone()) for old, key, t in others]  # of attributes and caches
+        self._others = [(old, key, t, t.detach().clone()) for old, key, t in others]  # of attributes
 
     def __exit__(self, kind: Any, *_: Any) -> None:
         changed = self._restore()
@@ -63,31 +63,33 @@ class unchanged(AbstractContextManager[None]):
             )
 
     def _restore(self) -> list[Place]:
-        """Undo all changes; returns the places in the state_dict of those that changed."""
+        """Undo all changes; returns the places of changed parameters and buffers without caches."""
         changed: list[Place] = []
         for old, key, t, copy in self._others:
             if bits_differ(t, copy):
-                old[key] = copy  # a backward pass may need the values of the other tensor
+                old[key] = copy
         differing: list[Any] = [(here, old) for here, old in self._contents if not _same_contents(here, old)]
         differing += [(here, ()) for here in self._empty if here]
         if differing:
-            now = _published([*self._module.modules()])
-            changed += [place for place in now | self._published if now.get(place) is not self._published.get(place)]
+            before, now = self._registered, _registered([*self._module.modules()])
+            changed += [place for place in now | before if now.get(place) is not before.get(place)]
         for container, old in differing:
             container.clear()
             (container.extend if isinstance(container, list) else container.update)(old)
         for p, required in self._require_gradients:
             p.requires_grad_(required)
-        for place, t in self._published.items():
-            (layer, name), before = place, self._copies.get(place)
+        for place, t in self._registered.items():
+            (layer, name), kept = place, self._copies.get(place)
             if isinstance(layer, torch.jit.ScriptModule) and getattr(layer, name) is not t:
                 setattr(layer, name, t)
-            elif t._version == self._versions[place] and (before is None or not bits_differ(t, before)):
+            elif t._version == self._versions[place] and (kept is None or not bits_differ(t, kept)):
                 continue
-            if before is not None:
-                t.data.copy_(before)
             changed.append(place)
-        return changed
+            if name in layer._non_persistent_buffers_set:
+                layer._buffers[name] = kept  # a backward pass may need the values of the other tensor
+            elif kept is not None:
+                t.data.copy_(kept)
+        return [(layer, name) for layer, name in changed if name not in layer._non_persistent_buffers_set]
 
 
 def _containers(layer: nn.Module) -> list[Any]:
@@ -106,15 +108,10 @@ def _plain_tensors(container: Any) -> list[tuple[Any, Tensor]]:
     return [(key, t) for key, t in items if type(t) is Tensor and is_plain(t)]
 
 
-def _published(layers: list[nn.Module]) -> dict[Place, Tensor]:
-    """What the state_dict holds: buffers that are no caches (non-persistent), and parameters."""
-    return {
-        (layer, name): t
-        for kind in ("_buffers", "_parameters")
-        for layer in layers
-        for name, t in getattr(layer, kind).items()
-        if t is not None and name not in layer._non_persistent_buffers_set
-    }
+def _registered(layers: list[nn.Module]) -> dict[Place, Tensor]:
+    """Buffers, caches (non-persistent ones) among them, and parameters."""
+    kinds = [(layer, tensors) for layer in layers for tensors in (layer._buffers, layer._parameters)]
+    return {(layer, name): t for layer, tensors in kinds for name, t in tensors.items() if t is not None}
 
 
 def _same_contents(here: Any, before: Any) -> bool:

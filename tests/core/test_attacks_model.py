@@ -14,6 +14,7 @@ from twins import Built, by_hand, cross_entropy, flat, make_batches, make_model,
 
 from hyfreedp.errors import Refused
 from hyfreedp.gradients import AbadiClipping, AutomaticClipping, GradientEngine
+from hyfreedp.gradients.guard import unchanged
 
 
 def total(engine, loss, *batch):
@@ -95,6 +96,15 @@ def test_a_sparse_buffer_stays_as_it_is():
     model.neighbours = nn.Buffer(torch.eye(3).to_sparse())
     by_hand(model).step(cross_entropy(model), batch)
     assert torch.equal(model.neighbours.to_dense(), torch.eye(3))
+
+
+def test_buffers_and_caches_of_any_kind_are_put_back():
+    model, kinds = nn.Module(), {"buffer": nn.Parameter, "cache": nn.Parameter, "sparse": torch.Tensor.to_sparse}
+    for name, kind in kinds.items():
+        model.register_buffer(name, kind(torch.ones(2)).requires_grad_(False), name == "buffer")
+    with pytest.raises(Refused, match="model: 'buffer', which"), unchanged(model):
+        model.buffer.data.add_(1), model.cache.data.add_(1), model.sparse.add_(torch.ones(2).to_sparse())
+    assert all(torch.equal(kept.to_dense(), torch.ones(2)) for kept in model.buffers())
 
 
 @pytest.mark.filterwarnings("ignore:samples are computed one at a time")
