@@ -154,6 +154,8 @@ class SingleSample(Isolated):
         for t in tensors_in(result):
             if not any(t is one for one in shared):  # some operations return an argument as it is
                 self.mark(t)
+        if func in ALIASES and shared:
+            result._alias_of = shared[0]
         return result
 
 

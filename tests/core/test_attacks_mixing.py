@@ -449,6 +449,13 @@ def template(model, memory, x, y):
     return cross_entropy(lambda x: h)((x, y))
 
 
+def puts(model, memory, x, y):
+    """The same into a cache, by an alias that torch does not know to be one."""
+    cache = memory.setdefault("cache", torch.zeros(1, 3, dtype=x.dtype))
+    (h := model(x)).register_hook(lambda g: g + (cache if cache.any() else cache.data.copy_(g)))
+    return cross_entropy(lambda x: h)((x, y))
+
+
 def of_a_node(model, memory, x, y):
     """The same where no tensor has the hook, as module.register_full_backward_hook does."""
     (h := model[:2](x)).grad_fn.register_hook(lambda gs, _: (gs[0] + memory.setdefault("g", 1 * gs[0]),))
@@ -524,7 +531,7 @@ def saves(model, memory, x, y):
     return cross_entropy(lambda x: model(own.apply(model[0].bias.sum() * 0 + x)))((x, y))
 
 
-KEEPING = [keeps_tensors, keeps_what_was_alone, adds_up, written_by_rows, teaches, normalises, counts, follows]
+KEEPING = [puts, keeps_tensors, keeps_what_was_alone, adds_up, written_by_rows, teaches, normalises, counts, follows]
 KEEPING += [renormalises, observes, balances, first, lengths, turns, fades, saves, template, of_a_node, initialises]
 RECORDS = {
     first: lambda x, y: [SimpleNamespace(x=x[None], y=y[None])],
