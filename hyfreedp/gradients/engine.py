@@ -212,7 +212,7 @@ class _Computation:
             found = mode.computed(lambda some: one_number(self.loss(group.record(some, mode.met))), group.tensors)
         if piece.wanted is None:
             return found
-        (losses, gradients), chosen = found, piece.wanted.to(engine.device)
+        (losses, gradients), chosen = found, piece.wanted.to(found[0].device)
         return losses[chosen], {p: g.select(chosen) for p, g in gradients.items()}
 
 

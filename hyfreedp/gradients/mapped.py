@@ -136,7 +136,7 @@ class Pass(Isolated):
         copies = [t.as_subclass(Tensor).clone() for t in tensors]  # a loss may write into its record
         with self.entered():
             value = loss([self.of_sample(t) for t in copies])
-            if self.decisions.answered < len(self.decisions.path):  # it has kept the answer of an earlier call
+            if self._raised is None and self.decisions.answered < len(self.decisions.path):  # it has kept an answer
                 raise Refused(REMEMBERS)
         if (losses := self.samples(value)) is None:
             raise Unmappable("the loss belongs to a map within")
