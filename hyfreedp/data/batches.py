@@ -242,7 +242,7 @@ def is_plain(leaf: Any) -> bool:
 def key_of(value: Any, leaf_key: Callable[[Any], Hashable]) -> Hashable:
     """A dictionary key that is equal for values of the same structure whose leaves have equal keys."""
     if (named := fields_of(value)) is not None:
-        return type(value), *[(_value(name), key_of(part, leaf_key)) for name, part in named.items()]
+        return type(value), *[(key_of(name, _value), key_of(part, leaf_key)) for name, part in named.items()]
     if isinstance(value, list | tuple):
         return type(value), *[key_of(part, leaf_key) for part in value]
     return leaf_key(value)

@@ -242,7 +242,7 @@ def other_order(rank, *, orders, plain=False):
 
     def augmented(index):
         x, y = plainly[index]
-        record = {"x": x * (torch.rand(()) < 0.5), "half": x.bfloat16(), "image": np.ones(3), "text": f"{y}"}
+        record = {("x", 0): x * (torch.rand(()) < 0.5), "half": x.bfloat16(), "image": np.ones(3), "text": f"{y}"}
         return record | ({"own": own.random()} if index < 20 else {})
 
     make_private(data=plainly if plain else Made(40, augmented), target_epsilon=3.0)
