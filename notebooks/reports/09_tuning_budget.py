@@ -234,7 +234,8 @@ plots.save(
 # %%
 trained = rate_map.specs(profile, epsilon, seeds)
 results = rate_map.train(trained, CELLS, jobs=jobs)
-accuracies = rate_map.means(results)
+columns = ["base", "method", "clipping_threshold", "learning_rate"]
+accuracies = results.groupby(columns, dropna=False).percent.mean()
 figure, axes = plt.subplots(2, 2, figsize=(10, 5.6), width_ratios=(1.35, 1), height_ratios=(6, 1))
 look = {"cmap": "cividis", "vmin": 10, "vmax": 100, "cbar": False, "linewidths": 0.5, "annot": True, "fmt": ".0f"}
 for (above, below), (base, title) in zip(axes.T, rate_map.TITLES.items(), strict=True):
@@ -244,7 +245,8 @@ for (above, below), (base, title) in zip(axes.T, rate_map.TITLES.items(), strict
     sns.heatmap(automatic, ax=below, **look)
     for number in (*above.texts, *below.texts):
         number.set_color("black" if float(number.get_text()) > 60 else "white")
-    found, rates = rate_map.learned_rate(results, base), np.log10(vanilla.columns)
+    found = results[(results.method == "robust") & (results.base == base)].eta.mean()  # of each run its median
+    rates = np.log10(vanilla.columns)
     levels = vanilla.index[vanilla.index <= 10]  # above, little is clipped, and no rate is equivalent
     equivalent = np.log10([found / level if base == "sgd" else found for level in levels])
     places = np.interp(equivalent, rates, np.arange(len(rates)) + 0.5, left=np.nan, right=np.nan)

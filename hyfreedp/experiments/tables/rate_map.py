@@ -55,16 +55,6 @@ def train(runs: Sequence[Spec], folder: Path, jobs: int) -> pd.DataFrame:
     return results
 
 
-def means(results: pd.DataFrame) -> pd.Series:
-    """Mean accuracy in percent by ``base``, ``method``, ``clipping_threshold`` and ``learning_rate``."""
-    return results.groupby(["base", "method", "clipping_threshold", "learning_rate"], dropna=False).percent.mean()
-
-
-def learned_rate(results: pd.DataFrame, base: str) -> float:
-    """Preset robust's rate: the median over steps, averaged over seeds."""
-    return float(results[(results.method == "robust") & (results.base == base)].eta.mean())
-
-
 def counted(profile: str, epsilon: float, runs: int) -> float:
     """Epsilon by RDP of ``runs`` runs of the map together, each calibrated to ``epsilon``."""
     task = TASKS["digits"]
