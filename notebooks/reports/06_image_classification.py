@@ -280,7 +280,7 @@ if controls:
 # %%
 decided = image_classification.judged(rows)
 if controls:
-    decided += [*control.cases(found), control.against_ours(found, rows)]
+    decided += [*control.cases(found, rows), control.against_ours(found, rows)]
 controlled = [f"data/results/{name}/control.csv" for name in controls]
 verdict("06_image_classification", decided, parameters=parameters, inputs=[*inputs, *controlled])
 

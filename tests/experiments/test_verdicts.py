@@ -67,7 +67,7 @@ def recomputed():
     rows = pd.concat([image_classification.whole_places(tables["desktop"]), tables["laptop"]], ignore_index=True)
     found = pd.concat([control.compared(name) for name in profiles], ignore_index=True)
     decided = image_classification.judged(rows)
-    yield "06_image_classification", [*decided, *control.cases(found), control.against_ours(found, rows)]
+    yield "06_image_classification", [*decided, *control.cases(found, rows), control.against_ours(found, rows)]
     texts, curves = (pd.read_csv(RESULTS / "desktop" / f"{name}.csv") for name in ("language_generation", "documents"))
     speeches = document_runs.judged(document_runs.rates(curves), "sentences of speeches")
     yield "07_language_generation", language_generation.judged(texts.dropna(subset="accuracy")) + speeches
