@@ -62,6 +62,7 @@ from hyfreedp.experiments.runs.train import make_run
 from hyfreedp.experiments.store import plots
 from hyfreedp.experiments.store.device import default_device
 from hyfreedp.experiments.store.verdicts import Verdict, by_interval, mean_interval, verdict
+from hyfreedp.experiments.studies import loss_noise
 from hyfreedp.experiments.tasks.registry import TASKS
 from hyfreedp.look import CLEAR_MARGIN, CLEAR_VOTE, FLOOR, LADDER, PUBLIC_SEED, choose, noise_to_come, public_start
 from hyfreedp.noise import NoiseGenerator
@@ -235,6 +236,31 @@ fits.style.format(precision=3).hide(axis="index")
 
 # %%
 at_the_rate.style.format(precision=3).hide(axis="index")
+
+# %% [markdown]
+# **The noise is not the paper's.** It follows from $N$, $B$, $T$ and $K$ alone: in the table is that of a private mean loss in percent of $R_l$, by setting, soundly counted (`sound`) and as the paper counts (`claimed`).
+# Below, the same curves with the noise of the paper's scale: the share of draws with the right signs, in the mean over the steps.
+
+# %%
+settings = loss_noise.SETTINGS if not smoke else [loss_noise.PAPER]
+by_setting = pd.DataFrame([loss_noise.noise(name, epsilon) for name in settings]).set_index("setting")
+by_setting.drop(columns=["interval", "epsilon"]).style.format(precision=2, thousands=",")
+
+
+# %%
+def right_signs(noise, far):
+    """The share of right signs by step at h = far eta, if the noise of a mean loss were so many times R_l."""
+    found = fit_table({t: probe((*visited[:4], noise * visited[3]), far) for t, visited in visits.items()})
+    return ", ".join(f"{share:.0%} at step {t}" for t, share in zip(stops, found["right signs"], strict=True))
+
+
+scale = {way: by_setting[f"{column}_percent"][loss_noise.PAPER] / 100 for way, column in loss_noise.WAYS.items()}
+for way, noise in scale.items():
+    for far in (reach, 1.0):
+        print(f"{loss_noise.PAPER}, {way}: {noise:.2%} of R_l, h = {far:g} eta: {right_signs(noise, far)}")
+
+# %% [markdown]
+# With the paper's noise the signs are right where we look far out in the middle of the run. At its beginning the loss is nearly straight there. At its end it is clipping, not noise, that has turned the parabola. At $h = \eta$ noise still decides.
 
 # %% [markdown]
 # ## 3. What would five points cost?
