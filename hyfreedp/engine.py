@@ -2,6 +2,7 @@
 
 import math
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -120,7 +121,7 @@ class PrivacyEngine:
             The module, the :class:`~hyfreedp.optimizer.HyFreeDPOptimizer` and the Poisson loader.
 
         Warns:
-            UserWarning: delta is 1 / N or more, N is 1, or ``split`` is given.
+            UserWarning: delta is 1 / N or more, N is 1, ``split`` is given, or preset robust has no privacy.
 
         Raises:
             ValueError, TypeError: a bad argument; no batch has been drawn by then.
@@ -158,6 +159,9 @@ class PrivacyEngine:
             private = math.isfinite(check_number("target_epsilon", target_epsilon))
             if private:
                 check_delta(target_delta, sampler.num_records)
+            elif settings.probe == "look":
+                told = "without noise a tuned constant rate, by preset='fixed', is better than what looks find"
+                warnings.warn(f"target_epsilon is inf: {told}", stacklevel=2)
             clipping = _check_clipping(clipping, private)
             terms = settings.releases(total) | {"target_epsilon": target_epsilon, "target_delta": target_delta}
             terms |= {"sample_rate": sampler.sample_rate, "records_per_person": records_per_person}

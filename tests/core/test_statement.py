@@ -60,7 +60,8 @@ def test_it_has_the_numbers_of_the_run_so_far(preset):
 
 
 def test_a_run_without_a_guarantee_says_so_in_its_first_line_and_has_no_epsilon():
-    without_noise, own_batches = trained(target_epsilon=math.inf).statement(), by_hand(**BUDGET)
+    with pytest.warns(UserWarning, match="a tuned constant rate, by preset='fixed', is better"):
+        without_noise, own_batches = trained(target_epsilon=math.inf).statement(), by_hand(**BUDGET)
     steps(own_batches, [8])
     for statement, why in ((without_noise, "nothing was noised"), (own_batches.statement(), "not Poisson samples")):
         first, *rest = str(statement).splitlines()
