@@ -30,7 +30,7 @@ from hyfreedp.experiments.tables import control, image_classification, language_
 def test_a_claim_about_a_mean_is_judged_by_its_whole_interval(values, mark, outcome):
     found, words = verdicts.over_data_sets(pd.Series(values, list("abc")[: len(values)]), mark)
     assert found == outcome and words.startswith("a +0.1")
-    assert ("4 such data sets would decide" in words) == (len(values) > 1 and outcome == "not shown")
+    assert ("; 4 would decide" in words) == (len(values) > 1 and outcome == "not shown")
 
 
 @settings(max_examples=20)

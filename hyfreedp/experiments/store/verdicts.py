@@ -120,7 +120,7 @@ def over_data_sets(values: pd.Series, least: float, left_out: Any = (), why: str
         words += f" (95 %: {low:+.1f} to {high:+.1f})"
     needed = would_decide(means, least)
     if outcome == "not shown" and needed:
-        words += f"; {needed if needed <= 100 else 'more than 100'} such data sets would decide"
+        words += f"; {needed if needed <= 100 else 'more than 100'} would decide"
     if len(left_out):
         words += f"; left out, {why}: {means_in_words(left_out)}"
     return outcome, words
