@@ -313,7 +313,7 @@ for (distance, name), runs in table.groupby(["distance", "noise"], sort=False):
     case, right = f"h = {distance}, noise {noises[name]:.2%} of R_l ({name})", list(runs["right signs, sum"])
     claim = 'Fig. "lr loss curve": noise on the losses hardly changes the parabola'
     signs = shown.loc[(distance, name), "right signs, sum"]
-    number = f"slope and curvature have the right signs in {signs:.0%} of the draws"
+    number = f"the signs are right in {signs:.0%} of draws"
     decided.append(Verdict(claim, by_interval(*mean_interval(right), least=0.9), number, case=case))
 raw = result[result.probe == "raw"].sort_values("advantage").iloc[-1]
 private = result[result.probe != "raw"]

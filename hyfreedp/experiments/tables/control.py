@@ -72,7 +72,7 @@ def cases(found: pd.DataFrame, rows: pd.DataFrame) -> list[Verdict]:
     first rate tried at each place, which is chosen by test accuracy, in its favour, and not covered by epsilon.
     """
     told = []
-    for method, way in (("paper_claimed", "the paper's accounting"), ("paper", "sound accounting")):
+    for method, way in (("paper_claimed", ", the paper's accounting"), ("paper", "")):
         runs = found[found.method == method]
         first = runs[(runs.first_rate == FIRST_RATES[0]) & runs.within & (method == "paper_claimed")]
         several = runs[runs.groupby(PLACE).first_rate.transform("max") > FIRST_RATES[0]]
@@ -83,10 +83,10 @@ def cases(found: pd.DataFrame, rows: pd.DataFrame) -> list[Verdict]:
                 if method == "paper_claimed":
                     spent = part.groupby("epsilon").epsilon_true.agg(lambda true: span(list(true), ".2f"))
                     number += f"; spends {', '.join(f'{true} for {e:g}' for e, true in spent.items())}"
-                told.append(Verdict(CLOSE, outcome, number, case=f"from {start}, {way}"))
+                told.append(Verdict(CLOSE, outcome, number, case=f"from {start}{way}"))
     for tuning, row in (*(("full", row) for row in RIVALS), ("bitfit", "prodigy")):  # what the paper has
         part = _beside(best[best.tuning == tuning], rows)
-        case = f"{'all weights' if tuning == 'full' else 'BitFit'}, from the best first rate tried, {way}"
+        case = f"{'all weights' if tuning == 'full' else 'BitFit'}, from the best first rate tried"
         told.append(Verdict(BEATS + RIVALS[row], *over_data_sets(part.accuracy - part[row], 0.0), case=case))
     return told
 

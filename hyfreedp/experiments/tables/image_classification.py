@@ -159,7 +159,7 @@ CHOSEN_HERE = "its constants were chosen on these tasks, which decide nothing"  
 CHOSE = ("CIFAR-10", "GTSRB", "digits")  # whose validation data did (study-of-looks, study-of-shares)
 SURPASSES, BEATS = "DP-hyper surpasses D-Adaptation and Prodigy", "HyFreeDP outperforms "
 RIVALS = {"dadaptation": "D-Adaptation", "prodigy": "Prodigy", "dp_hyper": "DP-hyper"}
-FROM = "from 0.0001, sound accounting"
+FROM = "from 0.0001"
 CLAIMS = (
     Claim(CLOSE, "hyfreedp_paper", "grid", COMPARABLE, "full", f"all weights, {FROM}"),
     Claim(CLOSE, "hyfreedp_paper", "grid", COMPARABLE, "bitfit", f"BitFit, {FROM}"),
