@@ -117,7 +117,7 @@ def over_data_sets(values: pd.Series, least: float, left_out: Any = (), why: str
     outcome, words = by_data_sets(values, least), means_in_words(values)
     if len(means) > 2:
         low, high = mean_interval(means)
-        words += f" (95 %: {low:+.1f} to {high:+.1f})"
+        words += f" ({low:+.1f} to {high:+.1f})"
     needed = would_decide(means, least)
     if outcome == "not shown" and needed:
         words += f"; {needed if needed <= 100 else 'more than 100'} would decide"

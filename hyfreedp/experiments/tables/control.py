@@ -100,9 +100,8 @@ def against_ours(found: pd.DataFrame, rows: pd.DataFrame) -> Verdict:
     chose = best.index.isin(CHOSE)
     outcome, number = over_data_sets(best.points[~chose], COMPARABLE, best.points[chose], "they chose its constants")
     for one in best[(best.accuracy > best.grid) & (best.points < 0)].itertuples():
-        number += f"; {one.Index}, {one.model[:3]}, {one.tuning}, epsilon = {one.epsilon:g}: HyFreeDP from "
-        number += f"{one.first_rate:g} has {one.accuracy:.1f} %, the search {one.grid:.1f}, preset robust "
-        number += f"{one.hyfreedp_robust:.1f}"
+        number += f"; {one.Index}, {one.model[:3]}, {one.tuning}, epsilon = {one.epsilon:g}: {one.accuracy:.1f} % from "
+        number += f"{one.first_rate:g}, the search {one.grid:.1f}, preset robust {one.hyfreedp_robust:.1f}"
     return Verdict(OURS, outcome, number, "ours", "beside HyFreeDP from the best first rate tried")
 
 

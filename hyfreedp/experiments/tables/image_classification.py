@@ -155,7 +155,7 @@ class Claim:
 
 # Claims of which several notebooks have cases.
 CLOSE, OURS = "HyFreeDP comes close to a rate that was tuned", "Preset robust comes close to a rate that was tuned"
-CHOSEN_HERE = "its constants were chosen on these tasks, which decide nothing"  # of preset robust
+CHOSEN_HERE = "these tasks chose its constants"  # of preset robust
 CHOSE = ("CIFAR-10", "GTSRB", "digits")  # whose validation data did (study-of-looks, study-of-shares)
 SURPASSES, BEATS = "DP-hyper surpasses D-Adaptation and Prodigy", "HyFreeDP outperforms "
 RIVALS = {"dadaptation": "D-Adaptation", "prodigy": "Prodigy", "dp_hyper": "DP-hyper"}

@@ -79,7 +79,7 @@ def judged(compared: pd.DataFrame) -> list[Verdict]:
     low, high = (next(n for n in count() if highest_rate(n, FIRST_RATE) >= rate) for rate in (tuned.min(), tuned.max()))
     told = f"read as: from there a tuned rate is reached; a tenth more at each probe, K = 5, is {limit:.2g} after "
     told += f"{steps} steps. The best of 16 rates and schedules is {tuned.min():g} to {tuned.max():g}, which takes "
-    told += f"{low} to {high} steps: {means_in_words(points['paper'])}. They are in no other comparison with a search"
+    told += f"{low} to {high} steps: {means_in_words(points['paper'])}"
     number = f"{means_in_words(points['robust'])}; {CHOSEN_HERE}"
     return [
         Verdict(FIRST_RATE_CLAIM, by_row(list(tuned <= limit)), told),
