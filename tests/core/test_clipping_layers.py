@@ -92,7 +92,7 @@ def test_a_transformer_is_exact(norm_first, trained) -> None:
 
 # -- LSTM, GRU and RNN, which are unrolled -----------------------------------------------------------------------------
 
-PACKED = "equal size"  # of sequences of other lengths
+PACKED = "_pack_padded_sequence"
 LENGTHS = torch.tensor([3, 5, 1, 5, 2, 4, 5])
 
 
