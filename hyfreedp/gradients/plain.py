@@ -79,7 +79,7 @@ def _loss_together(engine: GradientEngine, loss: Loss, group: Group, key: bytes)
 
     def of_tensors(some: Sequence[Tensor]) -> Tensor:
         value = loss(group.record(some))
-        if some and not group.has_values and not is_wrapped(value) and value.any():  # zero is what to give a bad record
+        if some and not (group.has_values or decisions.path or is_wrapped(value)) and value.any():  # 0 is for bad ones
             raise Refused("loss must depend on its argument, one record: write x, y = record in it")
         return value
 

@@ -533,10 +533,8 @@ def saves(model, memory, x, y):
 
 KEEPING = [puts, keeps_tensors, keeps_what_was_alone, adds_up, written_by_rows, teaches, normalises, counts, follows]
 KEEPING += [renormalises, observes, balances, first, lengths, turns, fades, saves, template, of_a_node, initialises]
-RECORDS = {
-    first: lambda x, y: [SimpleNamespace(x=x[None], y=y[None])],
-    lengths: lambda x, y: (x[None].expand(1, 1 + int(y), 5), y[None]),
-}
+RECORDS = {first: lambda x, y: [SimpleNamespace(x=x[None], y=y[None])]}
+RECORDS[lengths] = lambda x, y: (x[None].expand(1, 1 + int(y), 5), y[None])
 
 
 @pytest.mark.parametrize("use", KEEPING)
@@ -594,6 +592,7 @@ HONEST = {
     "the sum": lambda model: lambda b: F.cross_entropy(model(b[0]), b[1], reduction="sum"),
     "decay": lambda model: lambda b: F.cross_entropy(model(b[0]), b[1]) + model[0].weight.square().sum(),
     "tiny": lambda model: lambda b: 1e-8 * cross_entropy(model)(b),
+    "by a number": lambda model: lambda b: model(torch.ones(1, 5).double() * b[0].mean().item()).square().sum(),
     "siamese": siamese,
     "trimmed padding": trimmed_padding,
     "alone by weights": alone_by_weights,
