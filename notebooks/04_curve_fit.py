@@ -227,7 +227,7 @@ fits.style.format(precision=3).hide(axis="index")
 # *Clipping* (upper row). Where $R_l$ lies above all losses, clipped points lie a percent or so off the raw ones, along the same parabola: released sums are
 # divided by the expected batch size, the raw mean by the batch's own. Where it does not, the highest losses are cut, and most so at the end where they
 # rise. What is left falls longer, and its bottom lies farther out. At the last step of the default's figure $R_l$ has fallen to its floor of 0.1 nats, and nearly all of the loss
-# sits in records above it. A third of the slope is left, and hardly any of the curvature.
+# sits in records above it. Hardly any slope or curvature is left, and the slope's sign has changed.
 #
 # *Noise* (lower row). At the default it is at most a third of the loss. But slope and curvature are *differences* of losses: their noise is more than half of the clipped slope, and more than twice the clipped curvature, at each of the steps.
 # The paper's claim needs a loss that changes much over the probed distance, and a large batch.
@@ -238,8 +238,8 @@ fits.style.format(precision=3).hide(axis="index")
 at_the_rate.style.format(precision=3).hide(axis="index")
 
 # %% [markdown]
-# **The noise is not the paper's.** It follows from $N$, $B$, $T$ and $K$ alone: in the table is that of a private mean loss in percent of $R_l$, by setting, soundly counted (`sound`) and as the paper counts (`claimed`).
-# Below, the same curves with the noise of the paper's scale: the share of draws with the right signs, in the mean over the steps.
+# **The noise is not the paper's.** It follows from $\varepsilon$, $N$, $B$, $T$ and $K$ alone: in the table is that of a private mean loss in percent of $R_l$, by setting, soundly counted (`sound`) and as the paper counts (`claimed`).
+# Below, the same curves with the noise of the paper's scale: the share of draws with the right signs, at each step.
 
 # %%
 settings = loss_noise.SETTINGS if not smoke else [loss_noise.PAPER]
@@ -260,7 +260,7 @@ for way, noise in scale.items():
         print(f"{loss_noise.PAPER}, {way}: {noise:.2%} of R_l, h = {far:g} eta: {right_signs(noise, far)}")
 
 # %% [markdown]
-# With the paper's noise the signs are right where we look far out in the middle of the run. At its beginning the loss is nearly straight there. At its end it is clipping, not noise, that has turned the parabola. At $h = \eta$ noise still decides.
+# With the paper's noise the signs are right where we look far out in the middle of the run. At its beginning the loss is nearly straight there. At its end it is clipping, not noise, that has turned the slope around. At $h = \eta$ noise still decides.
 
 # %% [markdown]
 # ## 3. What would five points cost?

@@ -195,7 +195,7 @@ Markdown(
     f"From {rate:g} HyFreeDP's rate ends at {span(last.eta[behind.index], '.2g')}, and its accuracy {span(behind)} points behind. "
     f"**A better start helps:** from 0.001 it has {span(100 * begun.accuracy, '.1f')} % on these images (sound and the "
     f"paper's accounting; {made_by(begun)}), where the tuned constant has {last.accuracy['tuned']:.1f} % (notebook 06, section 5). "
-    f"Records: {drawn[False]}; preset robust is the rule before, {drawn[True]}."
+    f"Records: {drawn[False]}; our rule before: {drawn[True]}."
 )
 
 # %% [markdown]

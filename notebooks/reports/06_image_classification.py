@@ -111,7 +111,7 @@ for row in ("hyfreedp_paper", "dadaptation", "prodigy", "dp_hyper"):
 Markdown(f"With all weights trained: {'; '.join(told)}.")
 
 # %% [markdown]
-# In the paper HyFreeDP ties with its grid, and its rivals fall far behind. Here HyFreeDP, from its own first rate, falls behind as well, but for BitFit on digits, whose runs are too short for its rate to climb. From a better one it does not (section 5).
+# In the paper HyFreeDP ties with its grid, and its rivals fall far behind. Here HyFreeDP, from its own first rate, falls behind as well, but for BitFit on digits, whose runs are too short for its rate to climb. From a better one it is much nearer (section 5).
 #
 # ## 4. All methods at a glance
 #
