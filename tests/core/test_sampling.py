@@ -234,8 +234,9 @@ def test_a_thread_may_fetch_a_batch_during_a_step_but_no_two_ahead():
 
     with ThreadPoolExecutor(1) as thread:
         optimizer.step(slow, thread.submit(next, batches).result())
+        first, *_ = [one.result() for one in ahead]
         with refused(optimizer, "no list, itertools.cycle or thread", RuntimeError):
-            optimizer.step(loss, [one.result() for one in ahead][0])
+            optimizer.step(loss, first)
 
 
 def test_what_fetches_records_does_not_show_them():
