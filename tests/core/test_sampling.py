@@ -232,11 +232,10 @@ def test_a_thread_may_fetch_a_batch_during_a_step_but_no_two_ahead():
         time.sleep(0.1)
         return loss(record)
 
-    with ThreadPoolExecutor(1) as thread:
+    with ThreadPoolExecutor(1) as thread:  # it ends with all batches fetched
         optimizer.step(slow, thread.submit(next, batches).result())
-        first, *_ = [one.result() for one in ahead]
-        with refused(optimizer, "no list, itertools.cycle or thread", RuntimeError):
-            optimizer.step(loss, first)
+    with refused(optimizer, "no list, itertools.cycle or thread", RuntimeError):
+        optimizer.step(loss, ahead[0].result())
 
 
 def test_what_fetches_records_does_not_show_them():
