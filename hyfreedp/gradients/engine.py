@@ -176,9 +176,8 @@ class _Computation:
                     reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
                     todo += piece.one_by_one(decisions.path)
                     continue
-                size, checked = 0 if piece.attempt else len(losses), self.partition.checked
-                split = todo or done or decisions.path or piece.group.has_values  # whose loss could keep values
-                if size < smallest and (checked is not None if piece.attempt else checked and split):
+                size = 0 if piece.attempt else len(losses)
+                if size < smallest and self._is_suspect(piece, several=bool(todo or done or decisions.path)):
                     repeated, smallest = (piece, losses, _summed(losses, gradients)), size
                 done.append(piece)
                 yield piece.rows, losses, gradients
@@ -188,6 +187,12 @@ class _Computation:
         if reason is not None and engine.fallback_reason is None:
             warnings.warn(SLOW.format(f"the loss does what cannot be mapped over them ({reason})"), stacklevel=6)
         engine.fallback_reason = reason or engine.fallback_reason
+
+    def _is_suspect(self, piece: Piece, *, several: bool) -> bool:
+        """Whether to check a piece, whose loss could keep values: a sample alone, one of ``several`` pieces, a text."""
+        if piece.attempt:
+            return self.partition.checked is not None
+        return bool(self.partition.checked) and (several or piece.group.has_values)
 
     def _check_memoryless(self, piece: Piece, losses: Tensor, sums: Tensor) -> None:
         """Compute a piece again, and refuse a loss whose values (n,), or sum of gradients, are not those of before."""

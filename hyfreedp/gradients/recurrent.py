@@ -97,10 +97,11 @@ def _recurrence(
 def cell_step(
     mode: str, x: Tensor, hx: Any, w_ih: Any, w_hh: Any, b_ih: Tensor | None = None, b_hh: Tensor | None = None
 ) -> Any:
-    """``torch.lstm_cell``, ``gru_cell``, ``rnn_tanh_cell`` or ``rnn_relu_cell``: a recurrence of one step."""
+    """``torch.lstm_cell``, ``gru_cell``, ``rnn_tanh_cell`` or ``rnn_relu_cell``, by linear maps."""
     state = tuple(hx) if mode == "lstm" else (hx,)
-    _, *new = recurrence(NN.linear(x, w_ih, b_ih)[:, None], w_hh, b_hh, None, mode, *state)
-    return tuple(new) if mode == "lstm" else new[0]
+    from_input, from_state = NN.linear(x, w_ih, b_ih), NN.linear(state[0], w_hh, b_hh)
+    new = _cell(mode, from_input, from_state if mode == "gru" else from_input + from_state, state)
+    return new if mode == "lstm" else new[0]
 
 
 def _cell(mode: str, from_input: Tensor, gates: Tensor, state: State) -> State:
