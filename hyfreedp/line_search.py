@@ -92,8 +92,19 @@ class LossSearch(RateLearner):
         if math.isfinite(threshold):
             threshold_of, (floor, cap) = THRESHOLD_RULES[self._settings.loss_threshold_rule], LOSS_THRESHOLD_RANGE
             self.loss_threshold = min(max(threshold_of(private), floor), cap)
-        fitted = fit.slope, fit.curvature, fit.slope_std, fit.curvature_std
-        return ProbeResult(eta, *decision, *fitted, private[1], threshold), probed
+        result = ProbeResult(
+            eta_probed=eta,
+            eta_next=decision.eta,
+            accepted=decision.accepted,
+            reason=decision.reason,
+            slope=fit.slope,
+            curvature=fit.curvature,
+            slope_std=fit.slope_std,
+            curvature_std=fit.curvature_std,
+            private_loss=private[1],
+            loss_threshold=threshold,
+        )
+        return result, probed
 
     def state_dict(self) -> dict[str, Any]:
         return {"eta": self.eta, "loss_threshold": self.loss_threshold}
